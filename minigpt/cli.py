@@ -1,0 +1,96 @@
+"""What every script shares: options from the configuration's keys, and one manner of telling a mistake.
+
+Exit codes: 0 done; 1 a check did not hold; 2 the user's mistake; 3 training stopped itself; 130 / 143 after a signal.
+"""
+
+import argparse
+import io
+import sys
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from minigpt.config import Config, nearest, section_class
+from minigpt.errors import UserError
+
+
+def run_script(main: Callable[[], int | None]) -> None:
+    """Run ``main`` and leave with its exit code; a UserError becomes its message on stderr and exit code 2.
+
+    Any other exception is a bug and keeps its traceback. Text that the console can't show is escaped, never fatal.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    sys.exit(code or 0)
+
+
+def unescape(text: str) -> str:
+    r"""``\\n``, ``\\t`` and ``\\\\`` as typed on a command line → newline, tab, backslash; all else stays."""
+    pieces = text.split("\\\\")
+    return "\\".join(piece.replace("\\n", "\n").replace("\\t", "\t") for piece in pieces)
+
+
+def add_config_options(parser: argparse.ArgumentParser) -> None:
+    """One option a key, ``--section.key VALUE``, grouped by table, with type and default in the help.
+
+    Values stay text here, and what was not given is absent: ``validate`` does the typing once for all sources.
+    """
+    for section, table in Config.model_fields.items():
+        section_class = section_class(table)
+        group = parser.add_argument_group(section, section_class.__doc__)
+        for key, field in section_class.model_fields.items():
+            default = field.default if field.default != "" else '""'
+            group.add_argument(
+                f"--{section}.{key.replace('_', '-')}",
+                dest=f"{section}.{key}",
+                metavar=_type_name(field),
+                default=argparse.SUPPRESS,
+                help=f"{field.description} (default: {default})".replace("%", "%%"),
+            )
+
+
+def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """``parser.parse_args``, with underscores accepted in option names and the nearest name told for unknown ones.
+
+    Raises:
+        UserError: for an unknown option.
+    """
+    words = [_dashed(word) for word in (sys.argv[1:] if argv is None else argv)]
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        known = [option for action in parser._actions for option in action.option_strings]
+        options_like = [word for word in unknown if word.startswith("-")]
+        if not options_like:
+            raise UserError(f"{unknown[0]}: not expected here; see --help")
+        raise UserError("\n".join(f"{word}: unknown option{nearest(word, known)}" for word in options_like))
+    return options
+
+
+def config_overrides(options: argparse.Namespace) -> dict[str, dict[str, str]]:
+    """The ``--section.key`` values among parsed options, as nested dictionaries of text."""
+    overrides: dict[str, dict[str, str]] = {}
+    for name, value in vars(options).items():
+        section, dot, key = name.partition(".")
+        if dot:
+            overrides.setdefault(section, {})[key] = value
+    return overrides
+
+
+def _type_name(field: FieldInfo) -> str:
+    if get_origin(field.annotation) is Literal:
+        return "|".join(get_args(field.annotation))
+    return {bool: "true|false", int: "INT", float: "NUMBER", str: "TEXT"}[field.annotation]  # type: ignore[index]
+
+
+def _dashed(word: str) -> str:
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value

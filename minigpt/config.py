@@ -1,0 +1,299 @@
+"""Every number of a run, typed and checked: defaults ← a TOML file ← the command line.
+
+The three sources are merged as plain dictionaries and validated once, so that all problems are told together,
+one line each. No value is ever None: ``0`` and ``"auto"`` mean "derive it", and the file saved with a run holds
+what was derived.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import tomli_w
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from minigpt.errors import UserError
+
+DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tales.toml"
+
+Count = Annotated[int, Field(ge=1)]
+CountOrAuto = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """Base of the tables below: unknown keys are refused and values never change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class RunConfig(Section):
+    """Where a run lives and what it runs on."""
+
+    name: str = Field(default="", description="folder name; empty: the config's or the source's stem")
+    dir: str = Field(default="runs", description="folder that holds all runs")
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
+        default=1, description="fixes data order, initial weights, dropout"
+    )
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="arithmetic of the forward"
+    )
+    threads: CountOrAuto = Field(default=0, description="CPU threads; 0: all cores")
+    compile: bool = Field(default=False, description="torch.compile the model (pays on long GPU runs)")
+    overwrite: bool = Field(default=False, description="move a run of the same name aside first")
+
+
+class DataConfig(Section):
+    """Which text, cut into which tokens and parts."""
+
+    source: str = Field(default="tales", description="tales, a name in data/sources.toml, a file, a folder or a glob")
+    tokenizer: str = Field(
+        default="bpe", description="char, bpe, byte, or a tiktoken encoding (gpt2, cl100k_base, ...)"
+    )
+    vocab_size: CountOrAuto = Field(default=0, description="ids in all; 0: every character / chosen by text size")
+    val_fraction: Fraction = Field(default=0.1, description="part held back for validation")
+    test_fraction: Fraction = Field(default=0.0, description="last part, read by evaluate.py --source test alone")
+    text_field: str = Field(default="text", description="field of .jsonl and .csv that holds the text")
+    encoding: str = Field(default="utf-8", description="encoding of the text files")
+    cache_dir: str = Field(default="auto", description="folder for token files and downloads")
+
+
+class ModelConfig(Section):
+    """The network. The defaults are the layout the fastest small-model recipes agree on."""
+
+    kind: Literal["gpt"] = Field(default="gpt", description="architecture")
+    n_layer: Count = Field(default=4, description="blocks")
+    n_head: Count = Field(default=4, description="query heads a block")
+    n_kv_head: CountOrAuto = Field(default=0, description="key/value heads, shared by groups of query heads; 0: n_head")
+    d_model: Count = Field(default=128, description="width of the residual stream")
+    d_ff: CountOrAuto = Field(default=0, description="width inside the feed-forward; 0: 4 x d_model (swiglu: 8/3)")
+    context_length: Annotated[int, Field(ge=2)] = Field(default=128, description="tokens the model sees at most")
+    position: Literal["rotary", "sinusoidal", "learned", "none"] = Field(
+        default="rotary", description="how order is told"
+    )
+    norm: Literal["rmsnorm", "layernorm"] = Field(default="rmsnorm", description="normalisation")
+    norm_weight: bool = Field(default=False, description="learned gain (and, for layernorm, shift)")
+    embedding_norm: bool = Field(default=True, description="normalise after the embedding")
+    embedding_scale: bool = Field(default=False, description="multiply embeddings by sqrt(d_model)")
+    mlp: Literal["relu2", "relu", "gelu", "swiglu"] = Field(default="relu2", description="feed-forward activation")
+    qk_norm: bool = Field(default=True, description="RMS-normalise queries and keys")
+    bias: Literal["none", "all", "no_qkv"] = Field(default="none", description="which linear layers have a bias")
+    tie_embeddings: bool = Field(default=False, description="output head = token embedding")
+    logit_softcap: Rate = Field(default=15.0, description="squash logits into (-c, c); 0: off")
+    dropout: Fraction = Field(default=0.0, description="dropout on the embedding and on each block's two outputs")
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one head, K."""
+        return self.d_model // self.n_head
+
+
+class OptimConfig(Section):
+    """How weights move."""
+
+    name: Literal["muon", "adamw"] = Field(
+        default="muon", description="muon for block matrices (adamw for the rest), or adamw"
+    )
+    lr: Rate = Field(default=0.02, description="peak learning rate: muon's, or adamw's for everything")
+    adam_lr: Rate = Field(default=0.006, description="with muon: peak rate of embeddings, head and vectors")
+    beta1: Fraction = Field(default=0.9, description="adamw: decay of the first moment")
+    beta2: Fraction = Field(default=0.98, description="adamw: decay of the second moment")
+    eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="adamw: added to the denominator")
+    momentum: Fraction = Field(default=0.95, description="muon: decay of the momentum")
+    ns_steps: Count = Field(default=5, description="muon: Newton-Schulz iterations")
+    weight_decay: Rate = Field(default=0.0, description="decay of matrices, times the learning rate")
+    grad_clip: Rate = Field(default=1.0, description="largest gradient norm; 0: off")
+    schedule: Literal["linear", "cosine", "constant"] = Field(default="linear", description="decay after warm-up")
+    warmup_steps: CountOrAuto = Field(default=0, description="steps of linear warm-up")
+    min_lr_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0, description="rate at the end, part of the peak"
+    )
+
+
+class TrainConfig(Section):
+    """How long, in what pieces, and what is told on the way."""
+
+    batch_size: Count = Field(default=16, description="sequences per update")
+    grad_accumulation: Count = Field(default=1, description="passes an update is cut into (same result, less memory)")
+    max_steps: Count = Field(default=500, description="updates in all")
+    eval_interval: CountOrAuto = Field(default=100, description="steps between validations; 0: only at the end")
+    eval_tokens: CountOrAuto = Field(default=200_000, description="validate on at most so many tokens; 0: all")
+    save_interval: CountOrAuto = Field(default=0, description="steps between checkpoints; 0: at each validation")
+    log_interval: Count = Field(default=10, description="steps between logged rows")
+    sample_interval: CountOrAuto = Field(default=0, description="steps between samples; 0: at each validation")
+    sample_prompt: str = Field(default="", description="text the samples go on from")
+    early_stop: CountOrAuto = Field(
+        default=0, description="stop after so many validations without improvement; 0: never"
+    )
+    keep_last: CountOrAuto = Field(default=3, description="checkpoints kept besides the first and the best; 0: all")
+
+
+class InspectConfig(Section):
+    """What is looked at while training."""
+
+    interval: CountOrAuto = Field(default=0, description="steps between attention pictures; 0: at each validation")
+    text: str = Field(default="", description="text whose attention is drawn; empty: the start of the validation text")
+
+
+class Config(Section):
+    """A whole run: one attribute a table of the TOML file."""
+
+    run: RunConfig = RunConfig()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    inspect: InspectConfig = InspectConfig()
+
+    def with_values(self, **sections: Mapping[str, object]) -> "Config":
+        """A copy with some keys replaced: ``config.with_values(run={"name": "bard"})``. Validated anew."""
+        return validate(merge(self.model_dump(), sections))
+
+
+Values = Mapping[str, Any]
+
+
+def merge(base: Values, override: Values) -> dict[str, Any]:
+    """Tables of ``override`` laid over those of ``base``; neither is changed."""
+    merged = dict(base)
+    for key, value in override.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def validate(values: Values) -> Config:
+    """Plain dictionaries → Config.
+
+    Raises:
+        UserError: naming every wrong or unknown key, one line each.
+    """
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        raise UserError("\n".join(_explain(problem) for problem in error.errors())) from None
+    if problems := _conflicts(config):
+        raise UserError("\n".join(problems))
+    return config
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The tables of a TOML file (a byte order mark is dropped).
+
+    Raises:
+        UserError: if the file is missing, unreadable or not TOML.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise UserError(
+            f"{path}: {error.strerror or error}; give the path of a TOML file, such as those in configs/"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a valid TOML file ({error})") from None
+
+
+def to_toml(config: Config) -> str:
+    """The complete configuration as TOML text."""
+    return tomli_w.dumps(config.model_dump())
+
+
+def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Keys whose values differ: ``{"optim.lr": (old, new)}``."""
+    return {
+        f"{section}.{key}": (value, other)
+        for section, table in old.model_dump().items()
+        for key, value in table.items()
+        if (other := getattr(getattr(new, section), key)) != value
+    }
+
+
+# ── checks between keys ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _conflicts(config: Config) -> list[str]:
+    model, data, train = config.model, config.data, config.train
+    problems: list[str] = []
+    if model.d_model % model.n_head:
+        problems.append(f"model.d_model = {model.d_model}: must be a multiple of model.n_head = {model.n_head}")
+    elif model.position == "rotary" and model.head_dim % 2:
+        problems.append(f"model.d_model / model.n_head = {model.head_dim}: rotary positions need an even head size")
+    if model.n_kv_head and model.n_head % model.n_kv_head:
+        problems.append(f"model.n_kv_head = {model.n_kv_head}: must divide model.n_head = {model.n_head}")
+    if model.position == "sinusoidal" and model.d_model % 2:
+        problems.append(f"model.d_model = {model.d_model}: sinusoidal positions need an even width")
+    if data.val_fraction + data.test_fraction >= 1:
+        problems.append(
+            f"data.val_fraction + data.test_fraction = {data.val_fraction + data.test_fraction:g}: "
+            "must leave something to train on, so below 1"
+        )
+    if train.batch_size % train.grad_accumulation:
+        problems.append(
+            f"train.grad_accumulation = {train.grad_accumulation}: must divide train.batch_size = {train.batch_size}"
+        )
+    return problems
+
+
+# ── messages ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def section_class(field: FieldInfo) -> type[Section]:
+    """The class of one of Config's tables."""
+    assert isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+    return field.annotation
+
+
+def _explain(problem: Any) -> str:
+    path = [str(part) for part in problem["loc"]]
+    name = ".".join(path)
+    known_sections = list(Config.model_fields)
+    if problem["type"] == "extra_forbidden":
+        if len(path) == 1:
+            return f"{name}: unknown table{nearest(name, known_sections)}"
+        keys = [f"{path[0]}.{key}" for key in section_class(Config.model_fields[path[0]]).model_fields]
+        return f"{name}: unknown key{nearest(name, keys)}"
+    if len(path) == 1:
+        return f"{name}: must be a table of keys, not {problem['input']!r}"
+    field = section_class(Config.model_fields[path[0]]).model_fields[path[1]]
+    return f"{name} = {problem['input']}: must be {_requirement(field)}"
+
+
+def _requirement(field: FieldInfo) -> str:
+    annotation = field.annotation
+    if get_origin(annotation) is Literal:
+        return "one of " + ", ".join(get_args(annotation))
+    if annotation is bool:
+        return "true or false"
+    if annotation is str:
+        return "text"
+    bounds = []
+    for rule in field.metadata:
+        for rule_class, attribute, text in (
+            (Ge, "ge", "at least"),
+            (Gt, "gt", "above"),
+            (Le, "le", "at most"),
+            (Lt, "lt", "below"),
+        ):
+            if isinstance(rule, rule_class):
+                bounds.append(f"{text} {getattr(rule, attribute)}")
+    kind = ["a whole number"] if annotation is int else [] if bounds else ["a number"]
+    return ", ".join([*kind, *([" and ".join(bounds)] if bounds else [])])
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """The end of a sentence about an unknown name: the known one most like it, or all of them."""
+    name = word.partition("=")[0]
+    match = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return (
+        f"; did you mean {match[0]}?"
+        if match
+        else f"; known are {', '.join(known)}"
+        if len(known) < 25
+        else "; see --help"
+    )
