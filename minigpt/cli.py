@@ -32,7 +32,7 @@ def run_script(main: Callable[[], int | None]) -> None:
 
 
 def unescape(text: str) -> str:
-    r"""``\\n``, ``\\t`` and ``\\\\`` as typed on a command line → newline, tab, backslash; all else stays."""
+    r"""``\n``, ``\t`` and ``\\`` as typed on a command line → newline, tab, backslash; all else stays."""
     pieces = text.split("\\\\")
     return "\\".join(piece.replace("\\n", "\n").replace("\\t", "\t") for piece in pieces)
 
@@ -43,9 +43,9 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
     Values stay text here, and what was not given is absent: ``validate`` does the typing once for all sources.
     """
     for section, table in Config.model_fields.items():
-        section_class = section_class(table)
-        group = parser.add_argument_group(section, section_class.__doc__)
-        for key, field in section_class.model_fields.items():
+        keys = section_class(table)
+        group = parser.add_argument_group(section, keys.__doc__)
+        for key, field in keys.model_fields.items():
             default = field.default if field.default != "" else '""'
             group.add_argument(
                 f"--{section}.{key.replace('_', '-')}",
