@@ -93,6 +93,18 @@ class ModelConfig(Section):
         """Size of one head, K."""
         return self.d_model // self.n_head
 
+    @property
+    def key_value_heads(self) -> int:
+        """n_kv_head, or what 0 stands for: one for each query head."""
+        return self.n_kv_head or self.n_head
+
+    @property
+    def feed_forward_width(self) -> int:
+        """d_ff, or what 0 stands for: 4·D; for the gated swiglu ⅔ of that, up to a multiple of 8 (Shazeer 2020)."""
+        if self.d_ff:
+            return self.d_ff
+        return 4 * self.d_model if self.mlp != "swiglu" else -(-8 * self.d_model // 24) * 8
+
 
 class OptimConfig(Section):
     """How weights move."""

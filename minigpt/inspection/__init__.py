@@ -1,0 +1,1 @@
+"""Looking into a trained model, from outside: the model has no flag for it."""

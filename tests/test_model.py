@@ -1,0 +1,131 @@
+"""The decoder: causality, cache, layouts, and a first step whose numbers are known."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from minigpt.config import ModelConfig, validate
+from minigpt.model import GPT, TorchEngine
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "modern": {},
+    "tutorial": {
+        "position": "sinusoidal", "norm": "layernorm", "norm_weight": True, "embedding_norm": False, "mlp": "relu",
+        "embedding_scale": True, "qk_norm": False, "bias": "no_qkv", "logit_softcap": 0,
+    },
+    "gpt2": {
+        "position": "learned", "norm": "layernorm", "norm_weight": True, "embedding_norm": False, "mlp": "gelu",
+        "qk_norm": False, "bias": "all", "tie_embeddings": True, "logit_softcap": 0,
+    },
+    "llama": {
+        "norm_weight": True, "embedding_norm": False, "mlp": "swiglu", "n_kv_head": 2, "qk_norm": False,
+        "logit_softcap": 0,
+    },
+    "no positions": {"position": "none"},
+}  # fmt: skip
+VOCAB = 20
+
+
+def small_config(layout: str = "modern", **changes: Any) -> ModelConfig:
+    return validate({"model": {"d_model": 32, "n_layer": 2, "context_length": 8, **LAYOUTS[layout], **changes}}).model
+
+
+def small_model(layout: str = "modern", **changes: Any) -> GPT:
+    """A float64 model in evaluation mode whose weights are all away from zero."""
+    torch.manual_seed(0)
+    model = GPT(small_config(layout, **changes), VOCAB).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_causal_by_gradient(layout: str) -> None:
+    """The logits at place t move with the embeddings up to t, and with none after it."""
+    model, places, here = small_model(layout), 8, 4
+    embedded: list[Tensor] = []
+
+    def keep(_module: Any, _inputs: Any, output: Tensor) -> None:
+        output.retain_grad()
+        embedded.append(output)
+
+    model.token_embedding.register_forward_hook(keep)
+    model(tokens(1, places))[0, here].square().sum().backward()
+    assert embedded[0].grad is not None
+    reach = embedded[0].grad[0].abs().amax(-1)
+    assert (reach[here + 1 :] == 0).all()
+    assert (reach[: here + 1] > 0).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("pieces", [[8], [1] * 8, [5, 1, 1, 1], [3, 4], [2, 5, 1]])
+def test_cached_equals_full(layout: str, pieces: list[int]) -> None:
+    model, sequence = small_model(layout), tokens(2, sum(pieces))
+    memory = model.new_memory(batch_size=2)
+    got = torch.cat([model(piece, memory) for piece in sequence.split(pieces, dim=1)], dim=1)
+    torch.testing.assert_close(got, model(sequence))
+    assert memory.length == sum(pieces)
+
+
+def test_cropped_memory_goes_on_as_if_the_rest_had_never_been() -> None:
+    model, sequence = small_model(), tokens(1, 8)
+    memory = model.new_memory()
+    model(sequence[:, :6], memory)
+    memory.crop(3)
+    torch.testing.assert_close(model(sequence[:, 3:5], memory), model(sequence[:, :5])[:, 3:])
+    assert memory.nbytes == 2 * 2 * 4 * 8 * 8 * 8  # keys and values, layers, heads, places, head size, float64
+
+
+def test_more_than_the_context_is_refused() -> None:
+    model = small_model()
+    with pytest.raises(ValueError, match="9 tokens exceed the context of 8"):
+        model(tokens(1, 9))
+    memory = model.new_memory()
+    model(tokens(1, 8), memory)
+    with pytest.raises(ValueError, match="9 tokens exceed"):
+        model(tokens(1, 1), memory)
+
+
+def test_engine_gives_the_last_tokens_logits() -> None:
+    model, sequence = small_model(), tokens(1, 5)
+    engine = TorchEngine(model)
+    memory = engine.new_memory()
+    engine.logits(sequence[0, :3].numpy(), memory)
+    got = engine.logits(sequence[0, 3:].numpy(), memory)
+    torch.testing.assert_close(torch.from_numpy(got).double(), model(sequence)[0, -1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["modern", "tutorial", "llama", "no positions"])
+def test_untrained_model_predicts_evenly(layout: str) -> None:
+    """The head starts at zero: every token is as likely as any other."""
+    logits = GPT(small_config(layout), VOCAB)(tokens(2, 8))
+    assert (logits == 0).all()
+
+
+def test_dropout_is_off_when_evaluating() -> None:
+    model = small_model(dropout=0.5)
+    assert torch.equal(model(tokens(1, 8)), model(tokens(1, 8)))
+    model.train()
+    assert not torch.equal(model(tokens(1, 8)), model(tokens(1, 8)))
+
+
+def test_parameter_count() -> None:
+    modern = GPT(validate({"model": {"context_length": 64}}).model, 66)
+    assert modern.n_parameter == 4 * 12 * 128**2 + 2 * 66 * 128
+    assert {name.split(".")[0] for name, _ in modern.named_parameters()} == {"token_embedding", "blocks", "lm_head"}
+
+
+def test_logits_stay_inside_the_cap() -> None:
+    model = small_model(logit_softcap=3.0)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(100)
+    largest = model(tokens(1, 8)).abs().max().item()
+    assert math.isclose(largest, 3.0, rel_tol=1e-3)

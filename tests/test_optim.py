@@ -1,0 +1,126 @@
+"""Schedules at their corners, Muon's orthogonal updates, and state that comes back exact."""
+
+import pytest
+import torch
+from torch import nn
+
+from minigpt.config import OptimConfig
+from minigpt.optim import Muon, Optimizers, learning_rate_factor, orthogonalise
+
+
+def test_linear_schedule_corners() -> None:
+    config = OptimConfig(schedule="linear", warmup_steps=4)
+    factors = [learning_rate_factor(step, 10, config) for step in range(11)]
+    assert factors == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0.0])
+
+
+def test_cosine_schedule_corners() -> None:
+    config = OptimConfig(schedule="cosine", min_lr_fraction=0.1)
+    assert learning_rate_factor(0, 100, config) == 1.0
+    assert learning_rate_factor(50, 100, config) == pytest.approx(0.55)
+    assert learning_rate_factor(100, 100, config) == pytest.approx(0.1)
+    assert learning_rate_factor(500, 100, config) == pytest.approx(0.1)
+
+
+def test_constant_schedule_and_a_warm_up_longer_than_the_run() -> None:
+    assert learning_rate_factor(99, 100, OptimConfig(schedule="constant")) == 1.0
+    assert learning_rate_factor(4, 5, OptimConfig(warmup_steps=9)) == 0.5
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 16, 4), (1, 4, 16)])
+def test_orthogonalised_matrices_have_singular_values_near_one(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    matrices = torch.randn(shape)
+    left, values, right = torch.linalg.svd(orthogonalise(matrices, steps=5), full_matrices=False)
+    assert ((values > 0.6) & (values < 1.3)).all()
+    exact_left, _, exact_right = torch.linalg.svd(matrices, full_matrices=False)
+    cosine = ((left @ right) * (exact_left @ exact_right)).sum((-2, -1)) / min(shape[1:])
+    assert (cosine > 0.99).all()
+
+
+def test_muon_follows_its_formula_one_matrix_at_a_time() -> None:
+    """Stacking matrices of one shape changes nothing against treating each alone."""
+    torch.manual_seed(1)
+    config = OptimConfig(lr=0.1, momentum=0.9, weight_decay=0.5, ns_steps=3)
+    together = [nn.Parameter(torch.randn(6, 4)) for _ in range(3)]
+    alone = [nn.Parameter(matrix.detach().clone()) for matrix in together]
+    optimizers = [Muon(together, config), *(Muon([matrix], config) for matrix in alone)]
+    momentum = torch.zeros(3, 6, 4)
+    by_hand = torch.stack([matrix.detach().clone() for matrix in together])
+    for _ in range(3):
+        gradients = torch.randn(3, 6, 4)
+        for matrix, same, gradient in zip(together, alone, gradients, strict=True):
+            matrix.grad, same.grad = gradient.clone(), gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+        momentum = 0.9 * momentum + 0.1 * gradients
+        update = orthogonalise(0.1 * gradients + 0.9 * momentum, 3) * (6 / 4) ** 0.5
+        by_hand = by_hand * (1 - 0.1 * 0.5) - 0.1 * update
+    for matrix, same, expected in zip(together, alone, by_hand, strict=True):
+        torch.testing.assert_close(matrix, same)
+        torch.testing.assert_close(matrix.detach(), expected)
+
+
+class TwoParts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.token_embedding = nn.Embedding(5, 4)
+        self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.token_embedding(tokens)
+        for block in self.blocks:
+            x = x + block(x).tanh()
+        return x
+
+
+def steps(model: TwoParts, optimizers: Optimizers, count: int) -> None:
+    for _ in range(count):
+        optimizers.backward(model(torch.arange(5)).square().sum())
+        optimizers.clip(1.0)
+        optimizers.step()
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw"])
+def test_state_comes_back_to_the_bit(name: str) -> None:
+    torch.manual_seed(2)
+    config = OptimConfig(name=name, lr=0.05)  # type: ignore[arg-type]
+    model = TwoParts()
+    optimizers = Optimizers(model, config)
+    steps(model, optimizers, 3)
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    state = {key: value.clone() for key, value in optimizers.state().items()}
+    steps(model, optimizers, 3)
+
+    again = TwoParts()
+    again.load_state_dict(weights)
+    resumed = Optimizers(again, config)
+    resumed.load_state(state)
+    steps(again, resumed, 3)
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, again.state_dict()[key]), key
+    for key, value in optimizers.state().items():
+        assert torch.equal(value, resumed.state()[key]), key
+
+
+def test_muon_takes_block_matrices_alone() -> None:
+    optimizers = Optimizers(TwoParts(), OptimConfig(lr=0.02, adam_lr=0.006))
+    muon, adam = optimizers.all
+    assert isinstance(muon, Muon)
+    assert [len(group["params"]) for group in muon.param_groups] == [2]
+    assert [len(group["params"]) for group in adam.param_groups] == [3]  # the embedding and two biases
+    optimizers.set_rate(0.5)
+    assert optimizers.rate == 0.01
+    assert adam.param_groups[0]["lr"] == 0.003
+
+
+def test_clip_tells_the_norm_it_found() -> None:
+    model = TwoParts()
+    optimizers = Optimizers(model, OptimConfig())
+    optimizers.backward(model(torch.arange(5)).square().sum())
+    norm = optimizers.clip(0.0)
+    assert norm > 1
+    assert optimizers.clip(0.5) == pytest.approx(norm)
+    assert optimizers.clip(0.0) == pytest.approx(0.5)
+    assert optimizers.can_step(norm)
+    assert not optimizers.can_step(float("nan"))
