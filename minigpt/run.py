@@ -1,0 +1,315 @@
+"""The folder of a run: making it, locking it, going on with it; and the choice of device, arithmetic and threads.
+
+run.dir/run.name/
+    config.toml     every key, as resolved
+    metrics.jsonl   one row of numbers a line
+    checkpoints/    step-00000500.safetensors, ...
+    samples/  tensorboard/  attention/
+    .lock           held by the process that trains
+"""
+
+import contextlib
+import json
+import math
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
+
+from minigpt.checkpoint import versions
+from minigpt.config import DEFAULT_CONFIG, Config, differences, merge, to_toml, validate
+from minigpt.errors import UserError
+
+_FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
+_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+_LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's folder, locked until ``close`` or the end of the process; also a context manager."""
+
+    path: Path
+    lock: FileLock
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def attention(self) -> Path:
+        return self.path / "attention"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let other processes have the folder."""
+        self.lock.release()
+
+    def write_config(self, config: Config) -> None:
+        """Save the whole configuration as ``config.toml``.
+
+        Raises:
+            UserError: if it can't be written; the old file stays.
+        """
+        # Paths on Linux may hold bytes that are no UTF-8; they come as surrogates and go out as they came.
+        _replace(self.config_file, to_toml(config).encode("utf-8", "surrogateescape"))
+
+    def cut_metrics(self, step: int) -> None:
+        """Drop the rows past ``step``, and what a killed process wrote half, so that a resumed run has each once.
+
+        Raises:
+            UserError: if the file can't be rewritten; the old one stays.
+        """
+        if not self.metrics.exists():
+            return
+        lines = self.metrics.read_bytes().splitlines()
+        _replace(self.metrics, b"".join(line + b"\n" for line in lines if _step(line) <= step))
+
+
+# ── making and opening ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def run_name(config: Config, config_path: str | Path | None, source_given: bool) -> str:
+    """``run.name``, else the stem of ``data.source`` where that was given, else the stem of the TOML file.
+
+    Raises:
+        UserError: if ``run.name`` can't be a folder's name on every system.
+    """
+    name = config.run.name
+    if name:
+        if name != _safe_name(name):
+            raise UserError(f"run.name = {name}: must be a folder name that every system allows, as {_safe_name(name)}")
+        return name
+    if not source_given:
+        return _safe_name(Path(config_path or DEFAULT_CONFIG).stem)
+    parts = Path(os.path.abspath(config.data.source)).parts[1:]
+    plain = [part for part in parts if not re.search(r"[*?\[\]]", part)]  # a glob is named by its folder
+    return _safe_name(Path(plain[-1]).stem if plain else "")
+
+
+def create_run(config: Config) -> RunFolder:
+    """Make and lock the new folder ``run.dir/run.name`` and write its ``config.toml``.
+
+    Call it when everything that can fail by a user's mistake has been built: only then a folder appears.
+
+    Raises:
+        UserError: if the folder holds a run (unless ``run.overwrite``, which moves that one aside), holds something
+            else, is in use, or can't be made.
+    """
+    assert config.run.name, "see run_name"
+    path = Path(config.run.dir) / config.run.name
+    if _is_run(path) and config.run.overwrite:
+        _move_aside(path)
+    try:
+        _refuse_used(path)
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: can't make the run's folder ({error.strerror or error}); see --run.dir") from None
+    run = RunFolder(path, _locked(path))
+    try:
+        _refuse_used(path)  # another process may have come first, made a run here and gone
+        run.write_config(config)
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+def open_run(path: str | Path) -> RunFolder:
+    """Lock an existing run's folder, to go on with it.
+
+    Raises:
+        UserError: if it isn't a run's folder or another process has it.
+    """
+    path = Path(path)
+    if not _is_run(path):
+        raise UserError(f"{path}: not a run's folder (there is no config.toml or checkpoints in it)")
+    return RunFolder(path, _locked(path))
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.toml").is_file() or (path / "checkpoints").is_dir()
+
+
+def _refuse_used(path: Path) -> None:
+    if _is_run(path):
+        raise UserError(
+            f"{path} already holds a run; go on with it by --resume {path}, give the new one another name by "
+            "--run.name NAME, or move the old one aside by --run.overwrite true"
+        )
+    if path.is_dir() and any(entry.name != _LOCK for entry in path.iterdir()):
+        raise UserError(f"{path}: this folder holds other files and is no run; choose another --run.name or --run.dir")
+
+
+def _locked(path: Path) -> FileLock:
+    lock = FileLock(path / _LOCK, thread_local=False)  # any thread may close the run
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"{path}: another process is training this run; wait for it or stop it first") from None
+    except OSError as error:
+        raise UserError(f"{path}: can't lock the run's folder ({error.strerror or error})") from None
+    return lock
+
+
+def _move_aside(path: Path) -> None:
+    _locked(path).release()  # not from under a process that trains
+    number = 1
+    while (aside := path.with_name(f"{path.name}.old-{number}")).exists():
+        number += 1
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise UserError(f"{path}: can't move the old run to {aside} ({error.strerror or error})") from None
+
+
+def _safe_name(text: str) -> str:
+    """The text, changed to what every system allows as a folder's name."""
+    name = _FORBIDDEN.sub("_", text.encode("utf-8", "replace").decode()).strip(" .")
+    name = name.encode()[:100].decode(errors="ignore").rstrip(" .") or "run"
+    return f"_{name}" if _RESERVED.fullmatch(name) else name
+
+
+def _step(line: bytes) -> float:
+    """The step of a row; infinite if it isn't a row."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return math.inf
+    step = row.get("step") if isinstance(row, dict) else None
+    return step if isinstance(step, int) else math.inf
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"could not write {path} ({error.strerror or error}): is the disk full?") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+# ── going on ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def resume_config(saved: Config, overrides: Mapping[str, Mapping[str, Any]]) -> tuple[Config, list[str]]:
+    """The configuration of a resumed run: the saved one under the command line's values.
+
+    Returns:
+        It and a sentence for each change, such as ``optim.lr: 0.02 -> 0.01``.
+
+    Raises:
+        UserError: naming both values of every key that a run can't change on the way, or what is no valid value.
+    """
+    config = validate(merge(saved.model_dump(), overrides))
+    changes = differences(saved, config)
+    refused = [f"{key}: this run has {old!r}, not {new!r}" for key, (old, new) in changes.items() if _is_fixed(key)]
+    if refused:
+        hint = "a resumed run keeps these: leave them out, or start a new run (--init-from takes over its weights)"
+        raise UserError("\n".join([*refused, hint]))
+    return config, [f"{key}: {old} -> {new}" for key, (old, new) in changes.items()]
+
+
+def _is_fixed(key: str) -> bool:
+    if key == "data.cache_dir":  # where token files lie changes nothing, and a run may move to another machine
+        return False
+    return key.startswith(("model.", "data.")) or key in ("run.seed", "run.dtype", "run.name", "run.dir")
+
+
+def machine(*, device: str, threads: int) -> dict[str, str]:
+    """What besides seed and data decides the exact bits of a run; kept in every checkpoint."""
+    return {"device": device, "threads": str(threads), "processor": platform.machine(), **versions()}
+
+
+def machine_changes(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Sentences on what differs from the machine that saved: the run goes on, but not bit for bit."""
+    return [
+        f"{key} was {saved.get(key, 'unknown')}, is {value}: the run goes on, but not bit for bit as it would have"
+        for key, value in now.items()
+        if saved.get(key) != value and key != "minigpt"
+    ]
+
+
+# ── device, arithmetic, threads ────────────────────────────────────────────────────────────────────────────────
+
+
+def choose_device(asked: str, *, cuda: int, mps: bool) -> str:
+    """``run.device`` → a device's name, given the number of CUDA devices and whether Apple's MPS works.
+
+    Raises:
+        UserError: if it isn't there.
+    """
+    if asked == "auto":
+        return "cuda" if cuda else "mps" if mps else "cpu"
+    match = re.fullmatch(r"cuda(?::(\d+))?", asked)
+    if asked not in ("cpu", "mps") and not match:
+        raise UserError(f"run.device = {asked}: must be auto, cpu, mps, cuda, or cuda: and a number")
+    if match and int(match[1] or 0) >= cuda:
+        raise UserError(
+            f"run.device = {asked}: torch sees {cuda or 'no'} CUDA device(s) here; auto takes what there is"
+        )
+    if asked == "mps" and not mps:
+        raise UserError("run.device = mps: torch sees no Apple GPU here; auto takes what there is")
+    return asked
+
+
+def choose_dtype(asked: str, device: str, *, bf16: bool) -> str:
+    """``run.dtype`` → float32, bfloat16 or float16, given whether the device computes in bfloat16.
+
+    ``auto`` is float32 except on a CUDA device that has bfloat16.
+
+    Raises:
+        UserError: if the device can't do it.
+    """
+    kind = device.partition(":")[0]
+    if asked == "auto":
+        return "bfloat16" if kind == "cuda" and bf16 else "float32"
+    if asked == "float16" and kind != "cuda":
+        raise UserError(f"run.dtype = float16: needs a CUDA device, this is {device}; use float32")
+    if asked == "bfloat16" and kind != "cpu" and not bf16:
+        raise UserError(f"run.dtype = bfloat16: {device} can't compute in it; use float32")
+    return asked
+
+
+def needs_loss_scaler(device: str, dtype: str) -> bool:
+    """Gradients in float16 underflow unless the loss is scaled; only CUDA trains in float16 here."""
+    return device.startswith("cuda") and dtype == "float16"
+
+
+def choose_threads(asked: int) -> int:
+    """``run.threads``, or for 0 the number of cores that this process may use."""
+    if asked:
+        return asked
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
