@@ -5,18 +5,20 @@ Exit codes: 0 done; 1 a check did not hold; 2 the user's mistake; 3 training sto
 
 import argparse
 import io
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args, get_origin
+from typing import Literal, Self, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from minigpt.config import Config, nearest, section_class
-from minigpt.errors import UserError
+from minigpt.errors import TrainingStopped, UserError
 
 
 def run_script(main: Callable[[], int | None]) -> None:
-    """Run ``main`` and leave with its exit code; a UserError becomes its message on stderr and exit code 2.
+    """Run ``main`` and leave with its exit code; what ends a script in an orderly way becomes a line on stderr.
 
     Any other exception is a bug and keeps its traceback. Text that the console can't show is escaped, never fatal.
     """
@@ -28,7 +30,43 @@ def run_script(main: Callable[[], int | None]) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
+    except TrainingStopped as stop:
+        print(f"stopped: {stop}", file=sys.stderr)
+        code = 3
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
     sys.exit(code or 0)
+
+
+class StopSignal:
+    """Ctrl-C or a request to end, caught while the context is open: the first is noted, the second ends at once."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        # Ctrl-Break exists on Windows alone.
+        self._caught = [signal.SIGINT, signal.SIGTERM, *([signal.SIGBREAK] if sys.platform == "win32" else [])]
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._note) for number in self._caught}
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def __call__(self) -> bool:
+        """Whether one has come."""
+        return self.number > 0
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal's number, by custom; 0 where none has come."""
+        return 128 + self.number if self.number else 0
+
+    def _note(self, number: int, _frame: object) -> None:
+        if self.number:
+            os._exit(128 + number)
+        self.number = number
 
 
 def unescape(text: str) -> str:

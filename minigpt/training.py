@@ -1,0 +1,269 @@
+"""The training loop, on one screen, and its parts: a step, an evaluation, what is due when."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from minigpt.config import Config
+from minigpt.corpus import Corpus, batch, evaluation_batches
+from minigpt.optim import Optimizers, learning_rate_factor
+from minigpt.scoring import Evaluation
+
+UNCOUNTED = -1  # a target that is nothing to learn
+EVALUATION_TOKENS = 8192  # tokens in one pass of an evaluation
+
+
+@dataclass
+class Progress:
+    """Where a run stands. With weights, optimizer state and config it is all that going on needs."""
+
+    step: int = 0
+    tokens_seen: int = 0
+    seconds: float = 0.0
+    train_loss: float = math.nan
+    val_loss: float = math.nan  # of these very weights; nan where they were not validated
+    best_val_loss: float = math.inf
+    validations_since_best: int = 0
+
+
+class Reporter(Protocol):
+    """Where numbers and sentences go (``tracking.Tracker``)."""
+
+    def advance(self, step: int) -> None:
+        """So many steps are done."""
+        ...
+
+    def log(self, step: int, **numbers: float) -> None:
+        """One row of numbers, at most one a step."""
+        ...
+
+    def say(self, sentence: str) -> None:
+        """One line for the person who watches."""
+        ...
+
+
+class Silence:
+    """The reporter that tells nothing."""
+
+    def advance(self, step: int) -> None: ...
+    def log(self, step: int, **numbers: float) -> None: ...
+    def say(self, sentence: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Looks at the model every ``interval`` steps (0: at each validation), and before the first step."""
+
+    interval: int
+    look: Callable[[int, nn.Module], None]
+
+
+@dataclass
+class Run:
+    """What the loop works on."""
+
+    config: Config
+    corpus: Corpus
+    model: nn.Module
+    optimizers: Optimizers
+    reporter: Reporter = field(default_factory=Silence)
+    save: Callable[[Progress], None] = lambda progress: None
+    progress: Progress = field(default_factory=Progress)
+    observers: Sequence[Observer] = ()
+    should_stop: Callable[[], bool] = lambda: False
+    forward: Callable[[Tensor], Tensor] | None = None  # a compiled handle on the model, where there is one
+
+
+class NonFiniteError(ArithmeticError):
+    """The loss or the gradient is not a finite number: the weights were left as they were."""
+
+
+def train(run: Run) -> Progress:
+    """Train until ``max_steps``, until told to stop, or until validation has stalled; the last state is saved.
+
+    Raises:
+        NonFiniteError: at the first loss or gradient that is not finite, before it reaches the weights.
+    """
+    settings, progress = run.config.train, run.progress
+    meter = SpeedMeter(progress)
+    if progress.step == 0:
+        observe(run, validated=True)
+        run.save(progress)
+    saved_step = progress.step
+    while progress.step < settings.max_steps and not run.should_stop():
+        gradient_norm = train_step(run)
+        meter.count(progress)
+        finished = progress.step == settings.max_steps
+        validated = finished or is_due(progress.step, settings.eval_interval)
+        row = validation_row(run) if validated else {}
+        if row or finished or is_due(progress.step, settings.log_interval):
+            run.reporter.log(progress.step, **row, **step_row(run, gradient_norm, meter.tokens_per_second()))
+        else:
+            run.reporter.advance(progress.step)
+        observe(run, validated)
+        if finished or (is_due(progress.step, settings.save_interval) if settings.save_interval else validated):
+            run.save(progress)
+            saved_step = progress.step
+        meter.skip()
+        if validated and 0 < settings.early_stop <= progress.validations_since_best:
+            run.reporter.say(
+                f"stopped at step {progress.step}: no better in {settings.early_stop} validations (train.early_stop)"
+            )
+            break
+    if saved_step != progress.step:
+        run.save(progress)
+    return progress
+
+
+def train_step(run: Run) -> float:
+    """One update: forward and backward in ``grad_accumulation`` passes, clip, step. Returns the gradient's norm.
+
+    The loss is the sum over all counted targets of the update ÷ their number, so the number of passes changes
+    memory and not the result. What is random in it depends on the seed and the step alone.
+    """
+    config, progress = run.config, run.progress
+    step, passes = progress.step, config.train.grad_accumulation
+    torch.manual_seed((config.run.seed << 32) + step)
+    inputs_BT, targets_BT = next_batch(run.corpus.train, config, step)
+    n_counted = (targets_BT != UNCOUNTED).sum()
+    forward, loss = run.forward or run.model, torch.zeros((), device=inputs_BT.device)
+    for inputs, targets in zip(inputs_BT.chunk(passes), targets_BT.chunk(passes), strict=True):
+        with precision(config):
+            part = loss_sum(forward(inputs), targets) / n_counted
+        run.optimizers.backward(part)
+        loss += part.detach()
+    run.optimizers.set_rate(learning_rate_factor(step, config.train.max_steps, config.optim))
+    gradient_norm = run.optimizers.clip(config.optim.grad_clip)
+    if not math.isfinite(loss.item()) or not run.optimizers.can_step(gradient_norm):
+        raise NonFiniteError(f"step {step + 1}: loss {loss.item():g}, gradient norm {gradient_norm:g}")
+    run.optimizers.step()
+    progress.step += 1
+    progress.tokens_seen += inputs_BT.numel()
+    progress.train_loss, progress.val_loss = loss.item(), math.nan
+    return gradient_norm
+
+
+def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
+    """Sum of −ln p over the counted targets: logits (B, T, V), targets (B, T) → scalar, in nats."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=UNCOUNTED, reduction="sum")
+
+
+def next_batch(tokens: np.ndarray, config: Config, step: int) -> tuple[Tensor, Tensor]:
+    """The inputs and targets of one update, (B, T) each: a pure function of seed and step."""
+    length = min(config.model.context_length, len(tokens) - 1)
+    arrays = batch(tokens, seed=config.run.seed, step=step, batch_size=config.train.batch_size, context_length=length)
+    inputs_BT, targets_BT = (torch.from_numpy(array).to(config.run.device) for array in arrays)
+    return inputs_BT, targets_BT
+
+
+def precision(config: Config) -> AbstractContextManager[object]:
+    """Autocast to the run's dtype; nothing for float32."""
+    if config.run.dtype == "float32":
+        return nullcontext()
+    return torch.autocast(torch.device(config.run.device).type, getattr(torch, config.run.dtype))
+
+
+@torch.inference_mode()
+def evaluate(model: nn.Module, tokens: np.ndarray, config: Config, byte_lengths: np.ndarray) -> Evaluation:
+    """Loss over windows of the context length that do not overlap, the short last one included.
+
+    Args:
+        model: (B, T) → (B, T, V).
+        tokens: (N,) ids; N − 1 of them are predicted.
+        config: context length, device and dtype are read.
+        byte_lengths: (V,) bytes of text each id stands for.
+    """
+    length, device, was_training = config.model.context_length, config.run.device, model.training
+    model.eval()
+    total, n_byte = 0.0, 0
+    for inputs, targets in evaluation_batches(tokens, length, max(1, EVALUATION_TOKENS // length)):
+        with precision(config):
+            logits_BTV = model(torch.from_numpy(inputs).to(device))
+        total += loss_sum(logits_BTV, torch.from_numpy(targets).to(device)).item()
+        n_byte += int(byte_lengths[targets].sum())
+    model.train(was_training)
+    n_token = len(tokens) - 1
+    return Evaluation(total / n_token, n_token, n_byte)
+
+
+def validation_row(run: Run) -> dict[str, float]:
+    """Validate, keep count of the best, and give the numbers to log; without a validation text, none."""
+    progress, tokens = run.progress, run.corpus.val
+    if len(tokens) < 2:
+        return {}
+    if 0 < run.config.train.eval_tokens < len(tokens) - 1:
+        tokens = tokens[: run.config.train.eval_tokens + 1]
+    result = evaluate(run.model, tokens, run.config, run.corpus.tokenizer.byte_lengths)
+    progress.val_loss = result.loss
+    if result.loss < progress.best_val_loss:
+        progress.best_val_loss, progress.validations_since_best = result.loss, 0
+    else:
+        progress.validations_since_best += 1
+    return {
+        "val_loss": result.loss,
+        "val_perplexity": result.perplexity,
+        "val_bits_per_byte": result.bits_per_byte,
+    }
+
+
+def step_row(run: Run, gradient_norm: float, tokens_per_second: float) -> dict[str, float]:
+    """The numbers of the last update."""
+    return {
+        "train_loss": run.progress.train_loss,
+        "lr": run.optimizers.rate,
+        "grad_norm": gradient_norm,
+        "tokens_seen": run.progress.tokens_seen,
+        "tokens_per_second": tokens_per_second,
+        "seconds": run.progress.seconds,
+    }
+
+
+def observe(run: Run, validated: bool) -> None:
+    """Let the observers that are due look at the model, in evaluation mode."""
+    step = run.progress.step
+    due = [o for o in run.observers if (step % o.interval == 0 if o.interval else validated)]
+    if not due:
+        return
+    run.model.eval()
+    for observer in due:
+        observer.look(step, run.model)
+    run.model.train()
+
+
+def is_due(step: int, interval: int) -> bool:
+    """Whether something done every ``interval`` steps (0: never) is done after this one."""
+    return interval > 0 and step % interval == 0
+
+
+class SpeedMeter:
+    """Wall-clock seconds of the run, and tokens a second of training alone since the last reading."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.begun = time.perf_counter() - progress.seconds
+        self.resumed = time.perf_counter()
+        self.tokens, self.training_seconds, self.tokens_before = 0, 0.0, progress.tokens_seen
+
+    def count(self, progress: Progress) -> None:
+        """A step has ended."""
+        now = time.perf_counter()
+        self.training_seconds += now - self.resumed
+        self.resumed, progress.seconds = now, now - self.begun
+        self.tokens, self.tokens_before = self.tokens + progress.tokens_seen - self.tokens_before, progress.tokens_seen
+
+    def tokens_per_second(self) -> float:
+        """Tokens a second since this was last asked."""
+        speed = self.tokens / max(self.training_seconds, 1e-9)
+        self.tokens, self.training_seconds = 0, 0.0
+        return speed
+
+    def skip(self) -> None:
+        """What came since the step is not training."""
+        self.resumed = time.perf_counter()

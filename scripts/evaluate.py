@@ -1,0 +1,133 @@
+"""Measure how well a trained model predicts a text: loss, perplexity, bits per byte; token by token on request.
+
+  python scripts/evaluate.py runs/bard                     the validation part of its own text
+  python scripts/evaluate.py runs/bard --source test       the part held back by data.test_fraction
+  python scripts/evaluate.py runs/bard --file other.txt
+  python scripts/evaluate.py runs/bard --text "To be" --per-token
+  python scripts/evaluate.py runs/bard --verify 200        train anew up to step 200: the same bits?
+
+A run on the embedded stories also tells how often the words that the story determines are found. All but --verify
+runs in NumPy. The first token of a text is not predicted.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+from minigpt.corpus import normalise_newlines, open_corpus, read_text
+from minigpt.plain import PlainEngine, from_checkpoint
+from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
+
+from minigpt.checkpoint import Checkpoint, find_checkpoint
+from minigpt.cli import parse_options, run_script, unescape
+from minigpt.errors import UserError
+from minigpt.scoring import TokenScores, score
+
+
+def main() -> int:
+    options = parse_options(make_parser())
+    if options.verify is not None:
+        return verify(options)
+    checkpoint = find_checkpoint(options.run, options.which)
+    tokenizer = tokenizer_from_dict(checkpoint.tokenizer)
+    name, tokens = text_to_score(options, checkpoint, tokenizer)
+    if len(tokens) < 2:
+        raise UserError(f"{name}: {len(tokens)} tokens; at least 2 are needed, since the first is not predicted")
+    engine = PlainEngine(from_checkpoint(checkpoint))
+    scores = score(engine, tokens)
+    predicted = tokens[1:].astype(np.int64)
+    result = scores.evaluation(predicted, tokenizer.byte_lengths)
+    answer = {
+        "run": str(options.run),
+        "step": checkpoint.step,
+        "text": name,
+        "window": engine.context_length,
+        "tokens": result.n_token,
+        "loss": result.loss,
+        "perplexity": result.perplexity,
+        "bits_per_byte": result.bits_per_byte,
+    }
+    if options.per_token:
+        answer["per_token"] = rows = token_rows(predicted, scores, tokenizer)
+        if not options.json:
+            print_rows(rows)
+    if not options.json:
+        print(f"{name}, step {checkpoint.step}: {result.n_token:,} tokens in windows of {engine.context_length}")
+        print(f"loss {result.loss:.4f}   perplexity {result.perplexity:.3f}   bits per byte {result.bits_per_byte:.4f}")
+    if checkpoint.config.data.source == "tales" and not (options.text or options.file):
+        from minigpt.tasks.judge import judge_tales, table
+
+        verdict = judge_tales(engine, tokenizer)
+        answer["tales"] = verdict.as_dict()
+        if not options.json:
+            print(table(verdict))
+    if options.json:
+        print(json.dumps(answer, ensure_ascii=False))
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("run", type=Path, help="a run's folder or one checkpoint file")
+    parser.add_argument("--which", default="best", metavar="best|last|STEP", help="checkpoint (default: best)")
+    text = parser.add_mutually_exclusive_group()
+    text.add_argument("--source", default="val", choices=["val", "test"], help="part of the run's text (default: val)")
+    text.add_argument("--file", type=Path, metavar="PATH", help="score this file")
+    text.add_argument("--text", metavar="TEXT", help="score this text")
+    text.add_argument("--verify", type=int, metavar="STEP", help="replay the training up to this checkpoint")
+    parser.add_argument("--per-token", action="store_true", help="list each token, its log-probability and rank")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    return parser
+
+
+def text_to_score(options: argparse.Namespace, checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[str, np.ndarray]:
+    """A name and the tokens (N,) of what is to be scored."""
+    if options.text is not None:
+        return "--text", tokenizer.encode(normalise_newlines(unescape(options.text)))
+    data = checkpoint.config.data
+    if options.file:
+        return str(options.file), tokenizer.encode(read_text(options.file, data.encoding))
+    context, seed = checkpoint.config.model.context_length, checkpoint.config.run.seed
+    corpus = open_corpus(data, context_length=context, seed=seed, tokenizer=tokenizer)
+    if options.source == "test":
+        if not len(corpus.test):
+            raise UserError("--source test: the run held no test part back (data.test_fraction = 0)")
+        return f"{data.source} (test)", corpus.test
+    if not len(corpus.val):
+        raise UserError("--source val: the run held no validation part back (data.val_fraction = 0)")
+    return f"{data.source} (validation)", corpus.val
+
+
+def token_rows(predicted: np.ndarray, scores: TokenScores, tokenizer: Tokenizer) -> list[dict[str, object]]:
+    """One dictionary a predicted token."""
+    return [
+        {"token": tokenizer.decode([int(token)]), "id": int(token), "log_probability": float(p), "rank": int(rank)}
+        for token, p, rank in zip(predicted, scores.log_probability, scores.rank, strict=True)
+    ]
+
+
+def print_rows(rows: list[dict[str, object]]) -> None:
+    print(f"{'token':<24}{'ln p':>9}{'rank':>7}")
+    for row in rows:
+        print(f"{row['token']!r:<24}{row['log_probability']:>9.3f}{row['rank']:>7}")
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Say whether training from the checkpoint before a step ends in the same bits; exit code 1 if not."""
+    from minigpt.launch import verify as replay
+
+    begin, different = replay(options.run, options.verify)
+    if options.json:
+        print(json.dumps({"from": begin, "to": options.verify, "equal": not different, "different": different}))
+    elif different:
+        print(f"steps {begin} to {options.verify}: {len(different)} tensors differ, the first is {different[0]}")
+    else:
+        print(f"steps {begin} to {options.verify}: trained anew, every bit of weights and optimizer is the same")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    run_script(main)

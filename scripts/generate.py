@@ -1,0 +1,169 @@
+"""Let a trained model write, token by token as they come.
+
+  python scripts/generate.py runs/bard --prompt "ROMEO:" --max-new-tokens 300 --temperature 0.8
+  python scripts/generate.py runs/bard --interactive
+  python scripts/generate.py runs/bard --num-samples 3 --stop "\\n\\n" --json
+
+In --prompt and --stop, \\n, \\t and \\\\ stand for newline, tab and backslash. On a CPU the model runs in NumPy,
+so the first word comes at once; --device cuda or mps runs it in torch.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minigpt.corpus import normalise_newlines
+from minigpt.sampling import Engine, SamplingOptions, generate, until_stop
+from minigpt.tokenizer import END, StreamDecoder, Tokenizer, tokenizer_from_dict
+
+from minigpt.checkpoint import Checkpoint, find_checkpoint
+from minigpt.cli import parse_options, run_script, unescape
+from minigpt.errors import UserError
+
+
+def main() -> None:
+    options = parse_options(make_parser())
+    checkpoint = find_checkpoint(options.run, options.which)
+    writer = Writer(
+        tokenizer=tokenizer_from_dict(checkpoint.tokenizer),
+        engine=load_engine(checkpoint, options.device),
+        sampling=SamplingOptions(
+            options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty
+        ),
+        max_new_tokens=options.max_new_tokens,
+        stops=[normalise_newlines(unescape(stop)) for stop in options.stop],
+        seed=options.seed,
+    )
+    if options.interactive:
+        converse(writer)
+        return
+    prompt = normalise_newlines(unescape(options.prompt))
+    samples = [write_sample(writer, prompt, number, options) for number in range(options.num_samples)]
+    if options.json:
+        answer = {"run": str(options.run), "step": checkpoint.step, "prompt": prompt, "samples": samples}
+        print(json.dumps(answer, ensure_ascii=False))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("run", type=Path, help="a run's folder or one checkpoint file")
+    parser.add_argument("--which", default="best", metavar="best|last|STEP", help="checkpoint (default: best)")
+    parser.add_argument("--prompt", default="", metavar="TEXT", help="text to go on from (default: a new beginning)")
+    parser.add_argument("--max-new-tokens", type=int, default=200, metavar="N", help="most tokens to add (200)")
+    parser.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0: always the likeliest")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest; 0: from all")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="from the fewest that reach P")
+    parser.add_argument("--min-p", type=float, default=0.0, metavar="P", help="from those above P x the likeliest's")
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1: repeat less")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same text (default: 0)")
+    parser.add_argument("--num-samples", type=int, default=1, metavar="N", help="texts to write (default: 1)")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this; may be repeated")
+    parser.add_argument("--interactive", action="store_true", help="ask for prompts until Ctrl-D")
+    parser.add_argument("--device", default="cpu", metavar="cpu|cuda|mps", help="where the model runs (default: cpu)")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    return parser
+
+
+@dataclass
+class Writer:
+    """A model with all that decides its text but the prompt."""
+
+    tokenizer: Tokenizer
+    engine: Engine
+    sampling: SamplingOptions
+    max_new_tokens: int
+    stops: list[str]
+    seed: int
+    ids: list[int] = field(default_factory=list)
+    """Tokens of the last text written."""
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 0:
+            raise UserError(f"--max-new-tokens = {self.max_new_tokens}: must be at least 0")
+        if self.seed < 0:
+            raise UserError(f"--seed = {self.seed}: must be at least 0")
+        if "" in self.stops:
+            raise UserError('--stop "": give the text to stop at')
+
+    def write(self, prompt: str, number: int = 0) -> Iterator[str]:
+        """Pieces of the text that goes on from the prompt, each as soon as it is certain."""
+        prompt_ids = self.tokenizer.encode(prompt).tolist() or [END]
+        if len(prompt_ids) > self.engine.context_length:
+            say(
+                f"the prompt has {len(prompt_ids)} tokens: the model sees the last {self.engine.context_length} at most"
+            )
+        return until_stop(self._pieces(prompt_ids, number), self.stops)
+
+    def _pieces(self, prompt_ids: list[int], number: int) -> Iterator[str]:
+        decoder, self.ids = StreamDecoder(self.tokenizer), []
+        for token in generate(
+            self.engine,
+            prompt_ids,
+            max_new_tokens=self.max_new_tokens,
+            options=self.sampling,
+            seed=self.seed,
+            sample=number,
+            banned=self.tokenizer.undefined_ids,
+        ):
+            self.ids.append(token)
+            yield decoder.push(token)
+        yield decoder.flush()
+
+
+def load_engine(checkpoint: Checkpoint, device: str) -> Engine:
+    """The model in NumPy on a CPU, in torch elsewhere."""
+    if device == "cpu":
+        from minigpt.plain import PlainEngine, from_checkpoint
+
+        return PlainEngine(from_checkpoint(checkpoint))
+    from minigpt.launch import load_model
+    from minigpt.model import TorchEngine
+
+    return TorchEngine(load_model(checkpoint, device))
+
+
+def write_sample(writer: Writer, prompt: str, number: int, options: argparse.Namespace) -> dict[str, object]:
+    """Write one text, to the terminal as it comes unless it is wanted as JSON."""
+    if not options.json:
+        if options.num_samples > 1:
+            print(f"── sample {number + 1} of {options.num_samples} ──")
+        print(prompt, end="", flush=True)
+    pieces = []
+    for piece in writer.write(prompt, number):
+        pieces.append(piece)
+        if not options.json:
+            print(piece, end="", flush=True)
+    if not options.json:
+        print()
+    return {"text": "".join(pieces), "tokens": writer.ids, "seed": writer.seed + number}
+
+
+def converse(writer: Writer) -> None:
+    """A prompt a line, a text for each."""
+    say("Type a beginning and press Enter; Ctrl-D (Ctrl-Z on Windows) ends.")
+    while True:
+        print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        prompt = normalise_newlines(unescape(line)).rstrip("\n")
+        try:
+            print(prompt, end="", flush=True)
+            for piece in writer.write(prompt):
+                print(piece, end="", flush=True)
+        except UserError as error:  # this prompt can't be written on; the next may
+            say(f"\n{error}")
+        print()
+
+
+def say(sentence: str) -> None:
+    print(sentence, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,57 @@
+"""Train a small GPT on the embedded stories, a known text or your own; watch it; go on with it later.
+
+python scripts/train.py                                          the embedded stories, a minute or so
+python scripts/train.py configs/shakespeare_char.toml --run.name bard
+python scripts/train.py --data.source my-texts/ --data.tokenizer bpe
+python scripts/train.py --resume runs/bard
+python scripts/train.py --init-from runs/bard --data.source other.txt
+"""
+
+import argparse
+from pathlib import Path
+
+from minigpt.cli import StopSignal, add_config_options, config_overrides, parse_options, run_script
+from minigpt.config import DEFAULT_CONFIG, merge, read_toml, validate
+from minigpt.errors import UserError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("config", nargs="?", type=Path, help=f"TOML file of settings (default: {DEFAULT_CONFIG.name})")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run")
+    parser.add_argument("--init-from", type=Path, metavar="RUN", help="begin with this run's weights and tokenizer")
+    add_config_options(parser)
+    options = parse_options(parser)
+    overrides = config_overrides(options)
+    if options.config and (options.resume or options.init_from):
+        raise UserError(f"{options.config}: --resume and --init-from bring their own settings; leave the file out")
+    if options.resume and options.init_from:
+        raise UserError("--resume goes on with a run, --init-from begins a new one: give one of them")
+
+    with StopSignal() as stop:
+        if options.resume:
+            from minigpt import launch
+
+            outcome = launch.resume(options.resume, overrides, stop=stop)
+        else:
+            if not options.init_from:
+                overrides = merge(read_toml(options.config or DEFAULT_CONFIG), overrides)
+                validate(overrides)  # a wrong key is told before torch has been loaded
+            from minigpt import launch
+
+            outcome = launch.start(overrides, config_path=options.config, init_from=options.init_from, stop=stop)
+
+    progress, path = outcome.progress, outcome.path
+    best = f", best validation loss {progress.best_val_loss:.4f}" if progress.best_val_loss < float("inf") else ""
+    print(f"{path}: step {progress.step} of {outcome.config.train.max_steps}{best}, {progress.seconds:.0f} s")
+    if stop():
+        print(f"interrupted and saved; go on with: python scripts/train.py --resume {path}")
+    else:
+        print(f"next: python scripts/generate.py {path}   or   tensorboard --logdir {outcome.config.run.dir}")
+    return stop.exit_code
+
+
+if __name__ == "__main__":
+    run_script(main)
