@@ -162,8 +162,10 @@ def generate(
         banned: ids never drawn, such as those of a vocabulary that was padded.
 
     Raises:
-        UserError: if the logits are not finite.
+        UserError: if the logits are not finite, or the seed is negative.
     """
+    if seed + sample < 0:
+        raise UserError(f"seed = {seed}: must be a whole number of at least 0")
     uniforms = np.random.Generator(np.random.PCG64(seed + sample))
     tokens = list(prompt_ids)
     if not tokens:
