@@ -63,22 +63,27 @@ class NormalForm:
 
     @property
     def context_length(self) -> int:
+        """C, most tokens the model sees at once."""
         return len(self.position_table)
 
     @property
     def vocab_size(self) -> int:
+        """V, length of the logits."""
         return len(self.token_table)
 
     @property
     def n_head(self) -> int:
+        """H, query heads a block."""
         return len(self.key_head)
 
     @property
     def n_kv_head(self) -> int:
+        """G, key/value heads a block."""
         return int(self.key_head[-1]) + 1
 
     @property
     def head_dim(self) -> int:
+        """K, size of one head."""
         return self.token_table.shape[1] // self.n_head
 
     def per_layer(self) -> list[Layer]:

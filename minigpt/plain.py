@@ -164,8 +164,8 @@ class PlainEngine:
             embedding_shift=_unless_all(0, model.embedding_shift),
             final_gain=_unless_all(1, model.final_gain),
             final_shift=_unless_all(0, model.final_shift),
-            head=np.ascontiguousarray(model.head.T),
         )
+        self._head_weight = np.ascontiguousarray(model.head.T)
         self._layers = [self._rearrange(layer) for layer in model.per_layer()]
         self._rotation = _unless_all(1, (model.cos + 1j * model.sin)[:, None].astype(np.complex64))
         # rms_norm(q)/√K = q/√(Σq² + K·ε) and rms_norm(k) = k/√(Σk²/K + ε): one slope and offset a head
@@ -263,7 +263,7 @@ class PlainEngine:
 
     def _head(self, x: Array) -> Array:
         model = self._model
-        logits = self._norm(x, model.final_gain, model.final_shift) @ model.head
+        logits = self._norm(x, model.final_gain, model.final_shift) @ self._head_weight
         return model.softcap * np.tanh(logits / model.softcap) if model.softcap else logits
 
     def _rearrange(self, layer: Layer) -> Layer:
