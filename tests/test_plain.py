@@ -156,8 +156,7 @@ def test_feed_forward_width_is_derived() -> None:
 
 
 def test_tied_head_is_the_unscaled_embedding() -> None:
-    config = small(ModelConfig(tie_embeddings=True, embedding_scale=True))
-    model = model_of(config)
+    model = model_of(small(ModelConfig(tie_embeddings=True, embedding_scale=True)))
     np.testing.assert_allclose(model.token_table, model.head * 32**0.5)
 
 
@@ -282,8 +281,7 @@ def test_damaged_weights_are_told_in_one_sentence(value: float) -> None:
 
 
 def test_softcap_bounds_the_logits() -> None:
-    config = small(ModelConfig(logit_softcap=0.5))
-    assert 0.4 < np.abs(forward(model_of(config), range(5))).max() <= 0.5
+    assert 0.4 < np.abs(forward(model_of(small(ModelConfig(logit_softcap=0.5))), range(5))).max() <= 0.5
 
 
 # ── generation with and without a cache ────────────────────────────────────────────────────────────────────────
