@@ -93,13 +93,13 @@ class MultiHeadAttention(nn.Module):
 def sinusoidal_positions(n_position: int, d_model: int) -> Tensor:
     """(T, D): sin(p / 10000^(2i/D)) on even, cos of the same on odd indices (section 3.5 of the paper)."""
     angle = _angles(n_position, d_model)
-    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2).float()
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2).to(torch.get_default_dtype())
 
 
 def rotary_tables(n_position: int, head_dim: int) -> tuple[Tensor, Tensor]:
     """Cosine and sine, each (T, K), of the angle p · 10000^(-2i/K), the same for both halves of a head."""
     angle = _angles(n_position, head_dim).repeat(1, 2)
-    return angle.cos().float(), angle.sin().float()
+    return angle.cos().to(torch.get_default_dtype()), angle.sin().to(torch.get_default_dtype())
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

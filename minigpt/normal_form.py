@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minigpt.checkpoint import Checkpoint
 from minigpt.config import ModelConfig
 from minigpt.errors import UserError
 
@@ -100,6 +101,11 @@ class NormalForm:
         return replace(self, **arrays, layers=Layer(*(array.astype(dtype, copy=False) for array in self.layers)))
 
 
+def from_checkpoint(checkpoint: Checkpoint) -> NormalForm:
+    """The normal form of a saved model, in float32. Raises as ``from_tensors`` does."""
+    return from_tensors(checkpoint.tensors("model"), checkpoint.config.model, np.float32)
+
+
 def from_tensors(tensors: Mapping[str, Array], config: ModelConfig, dtype: Float = np.float64) -> NormalForm:
     """The normal form of a model's named tensors (``blocks.0.attn.query_linear.weight``, ...).
 
@@ -130,7 +136,7 @@ def from_tensors(tensors: Mapping[str, Array], config: ModelConfig, dtype: Float
         embedding_gain=embedding_gain,
         embedding_shift=embedding_shift,
         layers=Layer(*(np.stack(arrays) for arrays in zip(*layers, strict=True))),
-        key_head=np.arange(config.n_head) // (config.n_head // (config.n_kv_head or config.n_head)),
+        key_head=np.arange(config.n_head) // (config.n_head // (config.key_value_heads)),
         final_gain=final_gain,
         final_shift=final_shift,
         head=head,
@@ -174,8 +180,8 @@ class _Reader:
     def layer(self, name: str) -> Layer:
         """One block."""
         config, width = self.config, self.config.d_model
-        key_width = (config.n_kv_head or config.n_head) * config.head_dim
-        hidden, gated = feed_forward_width(config), config.mlp == "swiglu"
+        key_width = (config.key_value_heads) * config.head_dim
+        hidden, gated = config.feed_forward_width, config.mlp == "swiglu"
         qkv_bias, bias = config.bias == "all", config.bias != "none"
         widths = {"query": width, "key": key_width, "value": key_width}
         qkv = [self.linear(f"{name}.attn.{part}_linear", rows, width, bias=qkv_bias) for part, rows in widths.items()]
@@ -189,13 +195,6 @@ class _Reader:
             *self.linear(f"{name}.mlp.gate_linear", hidden if gated else 0, width, bias=bias, present=gated),
             *self.linear(f"{name}.mlp.down_linear", width, hidden, bias=bias),
         )
-
-
-def feed_forward_width(config: ModelConfig) -> int:
-    """F: ``d_ff``, or what 0 stands for: 4·D, and for swiglu 8/3·D rounded up to a multiple of 8."""
-    if config.d_ff:
-        return config.d_ff
-    return -(-config.d_model // 3) * 8 if config.mlp == "swiglu" else 4 * config.d_model
 
 
 def sinusoidal_positions(length: int, width: int) -> Array:

@@ -145,7 +145,6 @@ def generate(
     max_new_tokens: int,
     options: SamplingOptions,
     seed: int = 0,
-    sample: int = 0,
     end: int | None = 0,
     banned: Collection[int] = (),
 ) -> Iterator[int]:
@@ -156,17 +155,16 @@ def generate(
         prompt_ids: of any length; an empty prompt begins a document, with ``end``.
         max_new_tokens: how many ids at most.
         options: how each is chosen.
-        seed: with ``sample``, fixes the draws; nothing else does.
-        sample: number of this text among several of one seed.
+        seed: fixes the draws; several texts take seed, seed + 1, ...
         end: the id that ends a text and is not part of it; None: only ``max_new_tokens`` ends it.
         banned: ids never drawn, such as those of a vocabulary that was padded.
 
     Raises:
         UserError: if the logits are not finite, or the seed is negative.
     """
-    if seed + sample < 0:
+    if seed < 0:
         raise UserError(f"seed = {seed}: must be a whole number of at least 0")
-    uniforms = np.random.Generator(np.random.PCG64(seed + sample))
+    uniforms = np.random.Generator(np.random.PCG64(seed))
     tokens = list(prompt_ids)
     if not tokens:
         assert end is not None, "an empty prompt begins with the end id"

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import numpy as np
 from minigpt.corpus import normalise_newlines, open_corpus, read_text
-from minigpt.plain import PlainEngine, from_checkpoint
 from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
 
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.cli import parse_options, run_script, unescape
 from minigpt.errors import UserError
+from minigpt.normal_form import from_checkpoint
+from minigpt.plain import PlainEngine
 from minigpt.scoring import TokenScores, score
 
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minigpt.corpus import normalise_newlines
-from minigpt.sampling import Engine, SamplingOptions, generate, until_stop
 from minigpt.tokenizer import END, StreamDecoder, Tokenizer, tokenizer_from_dict
 
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.cli import parse_options, run_script, unescape
 from minigpt.errors import UserError
+from minigpt.sampling import Engine, SamplingOptions, generate, until_stop
 
 
 def main() -> None:
@@ -85,10 +85,6 @@ class Writer:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 0:
             raise UserError(f"--max-new-tokens = {self.max_new_tokens}: must be at least 0")
-        if self.seed < 0:
-            raise UserError(f"--seed = {self.seed}: must be at least 0")
-        if "" in self.stops:
-            raise UserError('--stop "": give the text to stop at')
 
     def write(self, prompt: str, number: int = 0) -> Iterator[str]:
         """Pieces of the text that goes on from the prompt, each as soon as it is certain."""
@@ -106,8 +102,7 @@ class Writer:
             prompt_ids,
             max_new_tokens=self.max_new_tokens,
             options=self.sampling,
-            seed=self.seed,
-            sample=number,
+            seed=self.seed + number,
             banned=self.tokenizer.undefined_ids,
         ):
             self.ids.append(token)
@@ -118,7 +113,8 @@ class Writer:
 def load_engine(checkpoint: Checkpoint, device: str) -> Engine:
     """The model in NumPy on a CPU, in torch elsewhere."""
     if device == "cpu":
-        from minigpt.plain import PlainEngine, from_checkpoint
+        from minigpt.normal_form import from_checkpoint
+        from minigpt.plain import PlainEngine
 
         return PlainEngine(from_checkpoint(checkpoint))
     from minigpt.launch import load_model

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from pathlib import Path
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -10,11 +10,11 @@ import pytest
 from minigpt import plain
 from minigpt.config import ModelConfig
 from minigpt.errors import UserError
-from minigpt.normal_form import Array, NormalForm, feed_forward_width, from_tensors, rotary_angles, sinusoidal_positions
+from minigpt.normal_form import Array, NormalForm, from_tensors, rotary_angles, sinusoidal_positions
 from minigpt.plain import PlainEngine, forward
 from minigpt.sampling import SamplingOptions, generate
 
-EXAMPLES = json.loads(Path(__file__).with_name("worked_examples.json").read_text(encoding="utf-8"))
+EXAMPLES = json.loads((resources.files("minigpt.inspection") / "examples.json").read_text(encoding="utf-8"))
 PARTS = {example["name"]: example for example in EXAMPLES["parts"]}
 
 BARE = {"norm_weight": False, "embedding_norm": False, "qk_norm": False, "bias": "none", "logit_softcap": 0.0}
@@ -51,7 +51,7 @@ def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Array]:
     """A checkpoint's tensors with every weight random, large enough to make each part matter."""
     random = np.random.default_rng(seed)
     width, key_width = config.d_model, (config.n_kv_head or config.n_head) * config.head_dim
-    hidden, bias = feed_forward_width(config), config.bias != "none"
+    hidden, bias = config.feed_forward_width, config.bias != "none"
     linears: dict[str, tuple[int, int, bool]] = {}
     norms = ["final_norm"] + ["embedding_norm"] * config.embedding_norm
     for i in range(config.n_layer):
@@ -89,7 +89,7 @@ def close(actual: Array, expected: object) -> None:
 @pytest.mark.parametrize("example", EXAMPLES["attention"], ids=lambda example: example["name"])
 def test_attention_examples(example: dict) -> None:
     query, key, value = (np.array(example[name], dtype=np.float64) for name in ("query", "key", "value"))
-    mask = np.array(example["mask"], dtype=bool) if "mask" in example else None
+    mask = np.array(example["mask"], dtype=bool) if example["mask"] else None
     if example["name"] == "grouped_query":
         key, value = key[[0, 0, 1, 1]], value[[0, 0, 1, 1]]
     close(plain.attention_weights(query, key, mask, scaled=example["scaled"]), example["weights"])
@@ -149,10 +149,10 @@ def test_activations() -> None:
 
 
 def test_feed_forward_width_is_derived() -> None:
-    assert feed_forward_width(ModelConfig(d_model=48)) == 192
-    assert feed_forward_width(ModelConfig(d_model=48, mlp="swiglu")) == 128
-    assert feed_forward_width(ModelConfig(d_model=128, mlp="swiglu")) == 344  # 341.3 rounded up to a multiple of 8
-    assert feed_forward_width(ModelConfig(d_model=128, mlp="swiglu", d_ff=10)) == 10
+    assert ModelConfig(d_model=48).feed_forward_width == 192
+    assert ModelConfig(d_model=48, mlp="swiglu").feed_forward_width == 128
+    assert ModelConfig(d_model=128, mlp="swiglu").feed_forward_width == 344  # 341.3 rounded up to a multiple of 8
+    assert ModelConfig(d_model=128, mlp="swiglu", d_ff=10).feed_forward_width == 10
 
 
 def test_tied_head_is_the_unscaled_embedding() -> None:
