@@ -1,0 +1,272 @@
+"""A run's text as token ids: encoded once into files, and read in batches that depend on (seed, step) alone.
+
+Every document is preceded by ``<|end|>``, and so is the end of a part of several documents: END doc END doc END.
+A text that is one document has a single END, at its start. Nothing here keeps the text in memory.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minigpt.config import DataConfig
+from minigpt.errors import UserError
+from minigpt.sources import open_source
+from minigpt.split import TRAIN, Split, split_source
+from minigpt.tokenizer import END, Tokenizer, pieces, tokenizer_from_dict, train_tokenizer
+
+Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+PARTS = ("train", "val", "test")
+FORMAT = 1  # of the cached files; they are made anew when it changes
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Token ids of the three parts, memory-mapped, each of shape (N,); a part that does not exist has length 0.
+
+    ``notes`` are sentences to say before training starts. ``fingerprint`` is the same for the same text, split and
+    tokenizer.
+    """
+
+    tokenizer: Tokenizer
+    train: Tokens
+    val: Tokens
+    test: Tokens
+    notes: tuple[str, ...]
+    fingerprint: str
+
+
+def open_corpus(data: DataConfig, *, context_length: int, seed: int, tokenizer: Tokenizer | None = None) -> Corpus:
+    """The corpus of a run; without ``tokenizer`` one is trained, on the training part alone.
+
+    (Only ``char`` looks at the whole text, so that validation never meets an unknown character.) Tokenizer and ids
+    are cached in ``data.cache_dir``: a second start does little more than hash the text.
+
+    Raises:
+        UserError: for text that is missing, unreadable, not in ``data.encoding``, or too short for the context.
+    """
+    folder = cache_folder(data.cache_dir)
+    source = open_source(data, folder)
+    least = ceil(context_length / (1 - data.val_fraction - data.test_fraction))
+
+    @cache
+    def split() -> Split:
+        return split_source(source, data, seed=seed, least=least)
+
+    text_key = _digest(FORMAT, source.identity, data.val_fraction, data.test_fraction, seed)
+    notes: list[str] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if tokenizer is None:
+            key = _digest(text_key, data.tokenizer, data.vocab_size)
+            tokenizer = _cached_tokenizer(folder / f"tokenizer-{key}.json", data, split)
+            if data.vocab_size > tokenizer.vocab_size:
+                notes.append(
+                    f"the tokenizer has {tokenizer.vocab_size} ids, fewer than data.vocab_size = {data.vocab_size}: "
+                    "the text gives no more"
+                )
+        fingerprint = _digest(text_key, tokenizer.to_dict())
+        train, val, test = _cached_parts(folder / f"tokens-{fingerprint}", split, tokenizer)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: token files cannot be written ({error.strerror or error}); make room there or name another "
+            "folder with --data.cache-dir"
+        ) from None
+    _check_training_part(len(train), source.name, context_length, least)
+    val = _usable(val, "validation", data.val_fraction, context_length, notes)
+    test = _usable(test, "the test", data.test_fraction, context_length, notes)
+    return Corpus(tokenizer, train, val, test, tuple(notes), fingerprint)
+
+
+def cache_folder(cache_dir: str) -> Path:
+    """Where token files and downloads go: ``cache_dir``; for "auto" data/cache beside the package if writable."""
+    if cache_dir != "auto":
+        return Path(cache_dir).expanduser()
+    data = Path(__file__).resolve().parent.parent / "data"
+    if (data / "sources.toml").is_file() and os.access(data, os.W_OK):
+        return data / "cache"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "minigpt" / "cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "minigpt"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minigpt"
+
+
+# ── batches ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def batch(tokens: Tokens, *, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
+    """Inputs and targets of one step, shapes (B, T): a pure function of its arguments.
+
+    An epoch is a random order of the ``n`` windows that fit, laid from an offset that differs between epochs.
+    Sequence j of step s is window s·B + j of the endless row of epochs. Needs at least T + 1 tokens.
+    """
+    spare = len(tokens) - context_length
+    assert spare >= 1, "open_corpus refuses a text shorter than the context"
+    n = max(1, spare // context_length)
+    slack = min(context_length - 1, len(tokens) - 1 - n * context_length)
+    starts = np.empty(batch_size, dtype=np.int64)
+    for j in range(batch_size):
+        epoch, position = divmod(step * batch_size + j, n)
+        offset, order = _epoch(seed, epoch, n, slack)
+        starts[j] = offset + order[position] * context_length
+    rows = tokens[starts[:, None] + np.arange(context_length + 1)].astype(np.int64)
+    return rows[:, :-1], rows[:, 1:]
+
+
+def evaluation_batches(tokens: Tokens, context_length: int, batch_size: int) -> Iterator[Batch]:
+    """Inputs and targets of all windows in order, shapes (b, T) with b ≤ ``batch_size``, without overlap.
+
+    A last window shorter than T comes alone, so that every token but the first is predicted exactly once.
+    """
+    whole = max(0, len(tokens) - 1) // context_length
+    for first in range(0, whole, batch_size):
+        last = min(first + batch_size, whole)
+        row = tokens[first * context_length : last * context_length + 1].astype(np.int64)
+        yield row[:-1].reshape(-1, context_length), row[1:].reshape(-1, context_length)
+    rest = tokens[whole * context_length :].astype(np.int64)
+    if len(rest) > 1:
+        yield rest[None, :-1], rest[None, 1:]
+
+
+@lru_cache(maxsize=4)
+def _epoch(seed: int, epoch: int, n: int, slack: int) -> tuple[int, NDArray[np.int64]]:
+    """Offset and order of the windows of one epoch."""
+    generator = np.random.default_rng([seed, epoch])
+    offset = int(generator.integers(slack + 1))
+    order = generator.permutation(n)
+    order.setflags(write=False)
+    return offset, order
+
+
+# ── lengths ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check_training_part(length: int, name: str, context_length: int, least: int) -> None:
+    if length > context_length:
+        return
+    has = f"{name}: its training part has {length} tokens, but model.context_length = {context_length} needs "
+    largest = length - 1
+    if largest >= 2:
+        remedy = f"the largest context that works is {largest} (--model.context-length {largest})"
+    else:
+        remedy = f"take a text of at least {least} characters"
+    raise UserError(f"{has}{context_length + 1}; {remedy}")
+
+
+def _usable(tokens: Tokens, part: str, fraction: float, context_length: int, notes: list[str]) -> Tokens:
+    """The part, or nothing if it has no token to predict; adds a note if it is asked for and short."""
+    if not fraction or len(tokens) > context_length:
+        return tokens
+    if len(tokens) < 2:
+        notes.append(f"{part} is off: its part of the text has no two tokens")
+        return tokens[:0]
+    notes.append(
+        f"{part} reads one window of {len(tokens) - 1} tokens, shorter than model.context_length = {context_length}: "
+        "its part of the text has no more"
+    )
+    return tokens
+
+
+# ── files ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _digest(*values: Any) -> str:
+    return hashlib.sha256(json.dumps(values).encode("utf-8")).hexdigest()[:32]
+
+
+def _cached_tokenizer(path: Path, data: DataConfig, split: Callable[[], Split]) -> Tokenizer:
+    with suppress(OSError, ValueError):  # not there, or damaged (a UserError is a ValueError)
+        return tokenizer_from_dict(json.loads(path.read_text(encoding="utf-8")))
+    texts = split().learning_texts(whole=data.tokenizer == "char")
+    tokenizer = train_tokenizer(data.tokenizer, texts, data.vocab_size)
+    with tempfile.TemporaryDirectory(prefix="unfinished-", dir=path.parent) as scratch:
+        written = Path(scratch) / path.name
+        written.write_text(json.dumps(tokenizer.to_dict()), encoding="utf-8")
+        os.replace(written, path)
+    return tokenizer
+
+
+def _cached_parts(folder: Path, split: Callable[[], Split], tokenizer: Tokenizer) -> list[Tokens]:
+    if parts := _read_parts(folder):
+        return parts
+    shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder.parent) as scratch:
+        written = Path(scratch) / folder.name
+        _write_parts(written, split(), tokenizer)
+        try:
+            os.replace(written, folder)
+        except OSError:
+            if not _read_parts(folder):  # unless another process has just put the same files there
+                raise
+    parts = _read_parts(folder)
+    assert parts, "what was written a moment ago reads back"
+    return parts
+
+
+def _write_parts(folder: Path, split: Split, tokenizer: Tokenizer) -> None:
+    folder.mkdir()
+    kind = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
+    end = np.array([END], dtype=kind).tobytes()
+    checksums = [0, 0, 0]
+    files = [(folder / f"{part}.bin").open("wb") for part in PARTS]
+
+    def write(part: int, ids: bytes) -> None:
+        files[part].write(ids)
+        checksums[part] = zlib.crc32(ids, checksums[part])
+
+    try:
+        for part, text in split.texts():
+            if split.cuts is None or part == TRAIN:
+                write(part, end)
+            for piece in pieces(text):
+                write(part, tokenizer.encode(piece).astype(kind).tobytes())
+        if split.cuts is None:
+            for part in np.unique(split.part_of[split.part_of >= TRAIN]).tolist():
+                write(part, end)
+    finally:
+        for file in files:
+            file.close()
+    description = {"type": kind, "checksums": checksums}
+    (folder / "tokens.json").write_text(json.dumps(description), encoding="utf-8")
+
+
+def _read_parts(folder: Path) -> list[Tokens] | None:
+    """The three parts, or None if they are missing or damaged."""
+    parts: list[Tokens] = []
+    try:
+        description = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
+        for part, checksum in zip(PARTS, description["checksums"], strict=True):
+            path = folder / f"{part}.bin"
+            if _checksum(path) != checksum:
+                return None
+            kind = np.dtype(description["type"])
+            parts.append(
+                np.asarray(np.memmap(path, dtype=kind, mode="r")) if path.stat().st_size else np.empty(0, kind)
+            )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return parts
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            checksum = zlib.crc32(block, checksum)
+    return checksum

