@@ -82,7 +82,7 @@ def distribution(
             "the model's logits are not finite: the checkpoint is damaged or its training diverged; "
             "sample from an earlier step"
         )
-    if banned:
+    if len(banned):
         scores[list(banned)] = -np.inf
     if history and options.repetition_penalty != 1:
         seen = list(history)

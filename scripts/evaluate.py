@@ -15,7 +15,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-from minigpt.corpus import normalise_newlines, open_corpus, read_text
+from minigpt.corpus import open_corpus
+from minigpt.sources import _read, normalise_newlines
 from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
 
 from minigpt.checkpoint import Checkpoint, find_checkpoint
@@ -90,7 +91,7 @@ def text_to_score(options: argparse.Namespace, checkpoint: Checkpoint, tokenizer
         return "--text", tokenizer.encode(normalise_newlines(unescape(options.text)))
     data = checkpoint.config.data
     if options.file:
-        return str(options.file), tokenizer.encode(read_text(options.file, data.encoding))
+        return str(options.file), tokenizer.encode("".join(_read(options.file, data.encoding)))
     context, seed = checkpoint.config.model.context_length, checkpoint.config.run.seed
     corpus = open_corpus(data, context_length=context, seed=seed, tokenizer=tokenizer)
     if options.source == "test":

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minigpt.corpus import normalise_newlines
+from minigpt.sources import normalise_newlines
 from minigpt.tokenizer import END, StreamDecoder, Tokenizer, tokenizer_from_dict
 
 from minigpt.checkpoint import Checkpoint, find_checkpoint
