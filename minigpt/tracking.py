@@ -63,7 +63,7 @@ class Tracker:
         self._start_step = start_step
         self._config_text = config_text
         self._stream = stream or sys.stderr
-        self._started = time.monotonic()
+        self._started = 0.0
         self._latest: dict[str, float] = {}
         self._silenced: set[str] = set()
         self._metrics: BinaryIO | None = None
@@ -74,6 +74,7 @@ class Tracker:
         self._attempt("metrics.jsonl", self._open_metrics)
         self._attempt("tensorboard", self._open_board)
         self._attempt("console", self._open_bar)
+        self._started = time.monotonic()
         if self._config_text:
             self._board_text("config", self._config_text, self._start_step)
         return self
