@@ -91,7 +91,7 @@ class Tracker:
         if bar is not None:
             self._attempt("console", lambda: bar.update(step - bar.n))
 
-    def log(self, step: int, **numbers: float | None) -> None:
+    def log(self, step: int, **numbers: float | np.number | None) -> None:
         """Record one row of numbers after ``step`` steps: call it once a step, with all there is to say.
 
         Names are those of METRICS; others are recorded after them, in TensorBoard under their own name. None is
@@ -200,6 +200,6 @@ class Tracker:
         return f"{tqdm.format_interval(max(0, round(seconds)))} left"
 
 
-def _number(value: float) -> float:
-    """NumPy's and torch's single numbers as Python's, whole ones staying whole."""
+def _number(value: float | np.number) -> float:
+    """NumPy's single numbers as Python's, whole ones staying whole."""
     return int(value) if isinstance(value, int | np.integer) else float(value)

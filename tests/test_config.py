@@ -171,7 +171,7 @@ def test_help_lists_every_key_with_type_and_default(capsys, monkeypatch):
             option = f"  --{table}.{key.replace('_', '-')} "
             (start,) = (number for number, line in enumerate(lines) if line.startswith(option))
             told = " ".join(line.strip() for line in lines[start : start + 2])
-            assert what.description in told
+            assert str(what.description) in told
             assert f"(default: {what.default if what.default != '' else chr(34) * 2})" in told
     assert any("--model.norm rmsnorm|layernorm" in line for line in lines)
 
