@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tomli_w
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
@@ -285,16 +284,13 @@ def _requirement(field: FieldInfo) -> str:
         return "true or false"
     if annotation is str:
         return "text"
-    bounds = []
-    for rule in field.metadata:
-        for rule_class, attribute, text in (
-            (Ge, "ge", "at least"),
-            (Gt, "gt", "above"),
-            (Le, "le", "at most"),
-            (Lt, "lt", "below"),
-        ):
-            if isinstance(rule, rule_class):
-                bounds.append(f"{text} {getattr(rule, attribute)}")
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    bounds = [
+        f"{word} {getattr(rule, name)}"
+        for rule in field.metadata
+        for name, word in words.items()
+        if hasattr(rule, name)
+    ]
     kind = ["a whole number"] if annotation is int else [] if bounds else ["a number"]
     return ", ".join([*kind, *([" and ".join(bounds)] if bounds else [])])
 

@@ -131,7 +131,9 @@ def test_folders_and_files_of_others_are_left_alone(config):
 
 
 def test_an_empty_folder_is_used(config):
-    Path(config.run.dir, "bard").mkdir(parents=True)
+    path = Path(config.run.dir, "bard")
+    path.mkdir(parents=True)
+    (path / ".DS_Store").write_bytes(b"what a file browser leaves")
     create_run(config).close()
 
 
