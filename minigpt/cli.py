@@ -4,12 +4,13 @@ Exit codes: 0 done; 1 a check did not hold; 2 the user's mistake; 3 training sto
 """
 
 import argparse
+import contextlib
 import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Literal, Self, get_args, get_origin
+from typing import Literal, NoReturn, Self, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -70,7 +71,12 @@ class StopSignal:
 
 
 def unescape(text: str) -> str:
-    r"""``\n``, ``\t`` and ``\\`` as typed on a command line → newline, tab, backslash; all else stays."""
+    r"""``\n``, ``\t`` and ``\\`` as typed on a command line → newline, tab, backslash; all else stays.
+
+    Where Python took the words of the command line for ASCII (the C locale), UTF-8 text is put right again.
+    """
+    with contextlib.suppress(UnicodeError):
+        text = text.encode("utf-8", "surrogateescape").decode("utf-8")
     pieces = text.split("\\\\")
     return "\\".join(piece.replace("\\n", "\n").replace("\\t", "\t") for piece in pieces)
 
@@ -98,8 +104,10 @@ def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str] | None = 
     """``parser.parse_args``, with underscores accepted in option names and the nearest name told for unknown ones.
 
     Raises:
-        UserError: for an unknown option.
+        UserError: for an unknown option, a missing value, and the like.
     """
+    parser.allow_abbrev = False  # else half a name would be taken for the first option that begins so
+    parser.error = _refuse
     words = [_dashed(word) for word in (sys.argv[1:] if argv is None else argv)]
     options, unknown = parser.parse_known_args(words)
     if unknown:
@@ -125,6 +133,10 @@ def _type_name(field: FieldInfo) -> str:
     if get_origin(field.annotation) is Literal:
         return "|".join(get_args(field.annotation))
     return {bool: "true|false", int: "INT", float: "NUMBER", str: "TEXT"}[field.annotation]  # type: ignore[index]
+
+
+def _refuse(message: str) -> NoReturn:
+    raise UserError(f"{message}; see --help")
 
 
 def _dashed(word: str) -> str:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tomli_w
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 from minigpt.errors import UserError
@@ -30,6 +29,13 @@ class Section(BaseModel):
     """Base of the tables below: unknown keys are refused and values never change after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, bool) and info.field_name and cls.model_fields[info.field_name].annotation in (int, float):
+            raise ValueError("a truth value instead of a number")
+        return value
 
 
 class RunConfig(Section):
@@ -116,7 +122,9 @@ class OptimConfig(Section):
     adam_lr: Rate = Field(default=0.006, description="with muon: peak rate of embeddings, head and vectors")
     beta1: Fraction = Field(default=0.9, description="adamw: decay of the first moment")
     beta2: Fraction = Field(default=0.98, description="adamw: decay of the second moment")
-    eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="adamw: added to the denominator")
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=1e-8, description="adamw: added to the denominator"
+    )
     momentum: Fraction = Field(default=0.95, description="muon: decay of the momentum")
     ns_steps: Count = Field(default=5, description="muon: Newton-Schulz iterations")
     weight_decay: Rate = Field(default=0.0, description="decay of matrices, times the learning rate")
@@ -268,7 +276,11 @@ def _explain(problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
         if len(path) == 1:
             return f"{name}: unknown table{nearest(name, known_sections)}"
-        keys = [f"{path[0]}.{key}" for key in section_class(Config.model_fields[path[0]]).model_fields]
+        keys = [
+            f"{table}.{key}"
+            for table, field in Config.model_fields.items()
+            for key in section_class(field).model_fields
+        ]
         return f"{name}: unknown key{nearest(name, keys)}"
     if len(path) == 1:
         return f"{name}: must be a table of keys, not {problem['input']!r}"
@@ -284,28 +296,33 @@ def _requirement(field: FieldInfo) -> str:
         return "true or false"
     if annotation is str:
         return "text"
-    bounds = []
-    for rule in field.metadata:
-        for rule_class, attribute, text in (
-            (Ge, "ge", "at least"),
-            (Gt, "gt", "above"),
-            (Le, "le", "at most"),
-            (Lt, "lt", "below"),
-        ):
-            if isinstance(rule, rule_class):
-                bounds.append(f"{text} {getattr(rule, attribute)}")
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    bounds = [
+        f"{word} {getattr(rule, name)}"
+        for rule in field.metadata
+        for name, word in words.items()
+        if hasattr(rule, name)
+    ]
     kind = ["a whole number"] if annotation is int else [] if bounds else ["a number"]
     return ", ".join([*kind, *([" and ".join(bounds)] if bounds else [])])
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """The end of a sentence about an unknown name: the known one most like it, or all of them."""
+    """The end of a sentence about an unknown name: the known one most like it, or those it could have been.
+
+    Names are ``table.key`` or options, ``--table.key``: the same key of another table comes first, then the most
+    similar key of the same table.
+    """
     name = word.partition("=")[0]
-    match = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return (
-        f"; did you mean {match[0]}?"
-        if match
-        else f"; known are {', '.join(known)}"
-        if len(known) < 25
-        else "; see --help"
-    )
+    table, _, key = name.rpartition(".")
+    parted = {other: other.rpartition(".") for other in known}
+    match = [other for other, part in parted.items() if part[2].lstrip("-") == key.lstrip("-")]
+    siblings = {part[2]: other for other, part in parted.items() if table and part[0] == table}
+    if not match and siblings:
+        match = [siblings[other] for other in difflib.get_close_matches(key, siblings, n=1, cutoff=0.6)]
+    elif not match:
+        match = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if match:
+        return f"; did you mean {match[0]}?"
+    candidates = list(siblings.values()) or known
+    return f"; known are {', '.join(candidates)}" if len(candidates) < 25 else "; see --help"

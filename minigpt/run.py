@@ -28,7 +28,6 @@ from minigpt.errors import UserError
 
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
-_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -164,12 +163,12 @@ def _refuse_used(path: Path) -> None:
             f"{path} already holds a run; go on with it by --resume {path}, give the new one another name by "
             "--run.name NAME, or move the old one aside by --run.overwrite true"
         )
-    if path.is_dir() and any(entry.name != _LOCK for entry in path.iterdir()):
+    if path.is_dir() and any(not entry.name.startswith(".") for entry in path.iterdir()):
         raise UserError(f"{path}: this folder holds other files and is no run; choose another --run.name or --run.dir")
 
 
 def _locked(path: Path) -> FileLock:
-    lock = FileLock(path / _LOCK, thread_local=False)  # any thread may close the run
+    lock = FileLock(path / ".lock", thread_local=False)  # any thread may close the run
     try:
         lock.acquire(timeout=0)
     except Timeout:

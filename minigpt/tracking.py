@@ -63,7 +63,7 @@ class Tracker:
         self._start_step = start_step
         self._config_text = config_text
         self._stream = stream or sys.stderr
-        self._started = time.monotonic()
+        self._started = 0.0
         self._latest: dict[str, float] = {}
         self._silenced: set[str] = set()
         self._metrics: BinaryIO | None = None
@@ -74,6 +74,7 @@ class Tracker:
         self._attempt("metrics.jsonl", self._open_metrics)
         self._attempt("tensorboard", self._open_board)
         self._attempt("console", self._open_bar)
+        self._started = time.monotonic()
         if self._config_text:
             self._board_text("config", self._config_text, self._start_step)
         return self
@@ -90,7 +91,7 @@ class Tracker:
         if bar is not None:
             self._attempt("console", lambda: bar.update(step - bar.n))
 
-    def log(self, step: int, **numbers: float | None) -> None:
+    def log(self, step: int, **numbers: float | np.number | None) -> None:
         """Record one row of numbers after ``step`` steps: call it once a step, with all there is to say.
 
         Names are those of METRICS; others are recorded after them, in TensorBoard under their own name. None is
@@ -199,6 +200,6 @@ class Tracker:
         return f"{tqdm.format_interval(max(0, round(seconds)))} left"
 
 
-def _number(value: float) -> float:
-    """NumPy's and torch's single numbers as Python's, whole ones staying whole."""
+def _number(value: float | np.number) -> float:
+    """NumPy's single numbers as Python's, whole ones staying whole."""
     return int(value) if isinstance(value, int | np.integer) else float(value)

@@ -15,16 +15,16 @@ import json
 from pathlib import Path
 
 import numpy as np
-from minigpt.corpus import open_corpus
-from minigpt.sources import _read, normalise_newlines
-from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
 
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.cli import parse_options, run_script, unescape
+from minigpt.corpus import open_corpus
 from minigpt.errors import UserError
 from minigpt.normal_form import from_checkpoint
 from minigpt.plain import PlainEngine
 from minigpt.scoring import TokenScores, score
+from minigpt.sources import _read, normalise_newlines
+from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
 
 
 def main() -> int:

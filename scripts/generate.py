@@ -15,13 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minigpt.sources import normalise_newlines
-from minigpt.tokenizer import END, StreamDecoder, Tokenizer, tokenizer_from_dict
-
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.cli import parse_options, run_script, unescape
 from minigpt.errors import UserError
 from minigpt.sampling import Engine, SamplingOptions, generate, until_stop
+from minigpt.sources import normalise_newlines
+from minigpt.tokenizer import END, StreamDecoder, Tokenizer, tokenizer_from_dict
 
 
 def main() -> None:
