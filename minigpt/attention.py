@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minigpt.config import ModelConfig
+from minigpt.kernels import rms_norm
 
 ROTARY_BASE = 10_000.0
 
@@ -97,15 +98,18 @@ def sinusoidal_positions(n_position: int, d_model: int) -> Tensor:
 
 
 def rotary_tables(n_position: int, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, each (T, K), of the angle p · 10000^(-2i/K), the same for both halves of a head."""
-    angle = _angles(n_position, head_dim).repeat(1, 2)
-    return angle.cos().to(torch.get_default_dtype()), angle.sin().to(torch.get_default_dtype())
+    """Cosine and sine, each (T, K), of the angle p · 10000^(-2i/K); the sine of the first half with a minus."""
+    angle = _angles(n_position, head_dim)
+    cos, sin = angle.cos().to(torch.get_default_dtype()), angle.sin().to(torch.get_default_dtype())
+    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (x_i, x_{i+K/2}) of (..., T, K) by its position's angle, so that q·k tells distance alone."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
+    """Turn each pair (x_i, x_{i+K/2}) by its position's angle, so that q·k tells distance alone.
+
+    (x₁, x₂) → (x₁ cos − x₂ sin, x₂ cos + x₁ sin), for the halves of the last axis; tables from ``rotary_tables``.
+    """
+    return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
 
 def _angles(n_position: int, size: int) -> Tensor:
@@ -152,23 +156,26 @@ class CausalSelfAttention(nn.Module):
         self.value_linear = nn.Linear(width, kv_width, bias=qkv_bias)
         self.output_linear = nn.Linear(width, width, bias=output_bias)
         self.rotary = config.position == "rotary"
-        if self.rotary:
-            cos, sin = rotary_tables(config.context_length, config.head_dim)
+        if self.rotary:  # (C, H, K): with a copy for each head the product is one sweep through memory
+            cos, sin = (
+                table[:, None].repeat(1, self.n_head, 1)
+                for table in rotary_tables(config.context_length, config.head_dim)
+            )
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
 
     def project(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, D) at positions start … start+T-1 → queries (B, H, T, K), keys and values (B, H_kv, T, K)."""
-        q_BHTK = split_heads(self.query_linear(x), self.n_head)
-        k_BHTK = split_heads(self.key_linear(x), self.n_kv_head)
-        v_BHTK = split_heads(self.value_linear(x), self.n_kv_head)
+        q_BTHK = self.query_linear(x).unflatten(-1, (self.n_head, -1))
+        k_BTHK = self.key_linear(x).unflatten(-1, (self.n_kv_head, -1))
+        v_BTHK = self.value_linear(x).unflatten(-1, (self.n_kv_head, -1))
         if self.qk_norm:
-            q_BHTK, k_BHTK = rms_norm(q_BHTK), rms_norm(k_BHTK)
+            q_BTHK, k_BTHK = rms_norm(q_BTHK), rms_norm(k_BTHK)
         if self.rotary:
-            stop = start + x.shape[-2]
-            cos_TK, sin_TK = self.cos[start:stop], self.sin[start:stop]
-            q_BHTK, k_BHTK = rotate(q_BHTK, cos_TK, sin_TK), rotate(k_BHTK, cos_TK, sin_TK)
-        return q_BHTK, k_BHTK, v_BHTK
+            cos_THK, sin_THK = (table[start : start + x.shape[-2]] for table in (self.cos, self.sin))
+            q_BTHK = rotate(q_BTHK, cos_THK, sin_THK)
+            k_BTHK = rotate(k_BTHK, cos_THK[:, : self.n_kv_head], sin_THK[:, : self.n_kv_head])
+        return q_BTHK.transpose(1, 2), k_BTHK.transpose(1, 2), v_BTHK.transpose(1, 2)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Causal attention by the fused kernel: (B, H, T, K), (B, H_kv, S, K), (B, H_kv, S, K) → (B, H, T, K)."""
@@ -195,8 +202,3 @@ class CausalSelfAttention(nn.Module):
         if cache:
             k_BHSK, v_BHSK = cache.append(k_BHSK, v_BHSK)
         return self.combine(self.attend(q_BHTK, k_BHSK, v_BHSK))
-
-
-def rms_norm(x: Tensor) -> Tensor:
-    """x / √(mean(x²) + 1e-6) over the last axis (Zhang & Sennrich 2019), without a gain."""
-    return F.rms_norm(x, x.shape[-1:], eps=1e-6)

@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 from minigpt.attention import CausalSelfAttention, KeyValueCache, sinusoidal_positions
 from minigpt.config import ModelConfig
+from minigpt.kernels import relu_squared, rms_norm
 
-NORM_EPSILON = {"rmsnorm": 1e-6, "layernorm": 1e-5}
+LAYER_NORM_EPSILON = 1e-5
 
 
 class Norm(nn.Module):
@@ -21,15 +22,15 @@ class Norm(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.centred, self.shape, self.eps = config.norm == "layernorm", (config.d_model,), NORM_EPSILON[config.norm]
-        self.weight = nn.Parameter(torch.ones(self.shape)) if config.norm_weight else None
-        self.bias = nn.Parameter(torch.zeros(self.shape)) if config.norm_weight and self.centred else None
+        self.centred = config.norm == "layernorm"
+        self.weight = nn.Parameter(torch.ones(config.d_model)) if config.norm_weight else None
+        self.bias = nn.Parameter(torch.zeros(config.d_model)) if config.norm_weight and self.centred else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) → (..., D)."""
         if self.centred:
-            return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
-        return F.rms_norm(x, self.shape, self.weight, self.eps)
+            return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, LAYER_NORM_EPSILON)
+        return rms_norm(x) if self.weight is None else rms_norm(x) * self.weight
 
 
 class MLP(nn.Module):
@@ -49,7 +50,7 @@ class MLP(nn.Module):
         hidden = self.up_linear(x)
         match self.activation:
             case "relu2":
-                hidden = F.relu(hidden).square()
+                hidden = relu_squared(hidden)
             case "relu":
                 hidden = F.relu(hidden)
             case "gelu":
