@@ -205,15 +205,15 @@ def _cached_tokenizer(path: Path, data: DataConfig, split: Callable[[], Split]) 
 def _cached_parts(folder: Path, split: Callable[[], Split], tokenizer: Tokenizer) -> list[Tokens]:
     if parts := _read_parts(folder):
         return parts
-    shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder.parent) as scratch:
         written = Path(scratch) / folder.name
         _write_parts(written, split(), tokenizer)
         try:
             os.replace(written, folder)
-        except OSError:
-            if not _read_parts(folder):  # unless another process has just put the same files there
-                raise
+        except OSError:  # something is there: the same files from another process, or damaged ones
+            if not _read_parts(folder):
+                shutil.rmtree(folder)
+                os.replace(written, folder)
     parts = _read_parts(folder)
     assert parts, "what was written a moment ago reads back"
     return parts

@@ -125,12 +125,13 @@ def read_plays(wheel: Path) -> list[str]:
 
 def plain_play(markdown: str) -> str:
     """A play without markup: headings and directions (in emphasis or brackets) go, ``**NAME**`` becomes ``NAME:``."""
+    gone = "\0"
     text = re.sub(r"^#.*$", "", markdown, flags=re.MULTILINE)
     text = re.sub(r"\*\*(.+?)\*\*", r"\1:", text)
-    text = re.sub(r"[*_]*\\?\[[^\]_]*[\]_*]+", "", text)  # _\[Aside]_ and, where a file lacks the first mark, [Aside]_
-    text = re.sub(r"([*_])(?:[^*_\n]|\n(?!\s*\n))+\1", "", text)  # _Enter HAMLET_, over several lines but no empty one
-    text = re.sub(r"[*_\\]", "", text)  # escapes, and the few marks that close nothing
-    text = re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"[*_]*\\?\[[^\]_]*[\]_*]+", gone, text)  # _\[Aside]_ and, where the first mark is missing, [Aside]_
+    text = re.sub(r"([*_])(?:[^*_\n]|\n(?!\s*\n))+\1", gone, text)  # _Enter HAMLET_, over lines but not empty ones
+    text = re.sub(r"^ *\0 *\n", "", text, flags=re.MULTILINE)  # a line that was nothing but a direction
+    text = re.sub(r"[*_\\\0]| +$", "", text, flags=re.MULTILINE)  # escapes, marks that close nothing, spaces at the end
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 

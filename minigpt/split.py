@@ -73,7 +73,7 @@ def split_source(source: Source, data: DataConfig, *, seed: int, least: int) -> 
         raise UserError(f"{source.name}: there is no text in it; training needs at least {least} characters")
     total = int(counts.sum())
     if len(with_text) > 1:
-        return Split(source, total, _assign(counts, data, seed), cuts=None)
+        return Split(source, total, assign(counts, data, seed), cuts=None)
     part_of = np.where(counts, TRAIN, NOTHING).astype(np.int8)
     held_back = data.val_fraction + data.test_fraction
     # the tiny addition makes (1 − 0.9)·10 one, as it should be
@@ -85,7 +85,7 @@ def split_source(source: Source, data: DataConfig, *, seed: int, least: int) -> 
     )
 
 
-def _assign(lengths: NDArray[np.int64], data: DataConfig, seed: int) -> NDArray[np.int8]:
+def assign(lengths: NDArray[np.int64], data: DataConfig, seed: int) -> NDArray[np.int8]:
     """Fill validation and test with random documents that fit into their share; the smallest one if none does.
 
     So a part that is asked for gets a document if there are enough, and never swallows a book that is most of the text.
