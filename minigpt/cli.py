@@ -39,6 +39,9 @@ def run_script(main: Callable[[], int | None]) -> None:
     sys.exit(code or 0)
 
 
+TYPED_TEXT = ("train.sample_prompt", "inspect.text")  # keys whose value is text to be read, not a name or path
+
+
 class StopSignal:
     """Ctrl-C or a request to end, caught while the context is open: the first is noted, the second ends at once."""
 
@@ -125,7 +128,7 @@ def config_overrides(options: argparse.Namespace) -> dict[str, dict[str, str]]:
     for name, value in vars(options).items():
         section, dot, key = name.partition(".")
         if dot:
-            overrides.setdefault(section, {})[key] = value
+            overrides.setdefault(section, {})[key] = unescape(value) if name in TYPED_TEXT else value
     return overrides
 
 

@@ -134,7 +134,7 @@ def create_run(config: Config) -> RunFolder:
     run = RunFolder(path, _locked(path))
     try:
         _refuse_used(path)  # another process may have come first, made a run here and gone
-        run.write_config(config)
+        run.write_config(config.with_values(run={"overwrite": False}))  # it was meant for once
     except BaseException:
         run.close()
         raise

@@ -215,7 +215,7 @@ def _find_files(source: str, known: list[str]) -> list[Path]:
 
 
 def _documents_in(path: Path, data: DataConfig) -> Iterator[Document]:
-    text = _read(path, data.encoding)
+    text = read_text(path, data.encoding)
     suffix = path.suffix.lower()
     if suffix == ".jsonl":
         yield from ([row] for row in _json_rows(path, text, data.text_field))
@@ -225,7 +225,12 @@ def _documents_in(path: Path, data: DataConfig) -> Iterator[Document]:
         yield text
 
 
-def _read(path: Path, encoding: str) -> Iterator[str]:
+def read_text(path: Path, encoding: str) -> Iterator[str]:
+    """A file's text in chunks, without a byte order mark, every line end a newline.
+
+    Raises:
+        UserError: if the file can't be read, or is not text in that encoding.
+    """
     decoder = codecs.getincrementaldecoder(encoding)()
     newlines = io.IncrementalNewlineDecoder(decoder=None, translate=True)
     position, block, at_start = 0, b"", True

@@ -23,7 +23,7 @@ from minigpt.errors import UserError
 from minigpt.normal_form import from_checkpoint
 from minigpt.plain import PlainEngine
 from minigpt.scoring import TokenScores, score
-from minigpt.sources import _read, normalise_newlines
+from minigpt.sources import normalise_newlines, read_text
 from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
 
 
@@ -91,7 +91,7 @@ def text_to_score(options: argparse.Namespace, checkpoint: Checkpoint, tokenizer
         return "--text", tokenizer.encode(normalise_newlines(unescape(options.text)))
     data = checkpoint.config.data
     if options.file:
-        return str(options.file), tokenizer.encode("".join(_read(options.file, data.encoding)))
+        return str(options.file), tokenizer.encode("".join(read_text(options.file, data.encoding)))
     context, seed = checkpoint.config.model.context_length, checkpoint.config.run.seed
     corpus = open_corpus(data, context_length=context, seed=seed, tokenizer=tokenizer)
     if options.source == "test":

@@ -116,7 +116,7 @@ def load_engine(checkpoint: Checkpoint, device: str) -> Engine:
         from minigpt.plain import PlainEngine
 
         return PlainEngine(from_checkpoint(checkpoint))
-    from minigpt.launch import load_model
+    from minigpt.assembly import load_model
     from minigpt.model import TorchEngine
 
     return TorchEngine(load_model(checkpoint, device))

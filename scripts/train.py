@@ -36,12 +36,19 @@ def main() -> int:
 
             outcome = launch.resume(options.resume, overrides, stop=stop)
         else:
+            source_given = "source" in overrides.get("data", {})
             if not options.init_from:
                 overrides = merge(read_toml(options.config or DEFAULT_CONFIG), overrides)
-                validate(overrides)  # a wrong key is told before torch has been loaded
+                validate(overrides)  # a wrong key is told at once, before torch is loaded
             from minigpt import launch
 
-            outcome = launch.start(overrides, config_path=options.config, init_from=options.init_from, stop=stop)
+            outcome = launch.start(
+                overrides,
+                config_path=options.config,
+                source_given=source_given,
+                init_from=options.init_from,
+                stop=stop,
+            )
 
     progress, path = outcome.progress, outcome.path
     best = f", best validation loss {progress.best_val_loss:.4f}" if progress.best_val_loss < float("inf") else ""

@@ -1,0 +1,182 @@
+"""Making ready what training works on: configuration, machine, text, model and optimizer.
+
+Everything a user can get wrong is found here, before a folder is made.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from minigpt.checkpoint import Checkpoint, find_checkpoint
+from minigpt.config import Config, differences, merge, validate
+from minigpt.corpus import Corpus, open_corpus
+from minigpt.errors import UserError
+from minigpt.model import GPT
+from minigpt.optim import Optimizers
+from minigpt.run import choose_device, choose_dtype, choose_threads, machine, needs_loss_scaler, run_name
+from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What training works on, made ready."""
+
+    config: Config
+    corpus: Corpus
+    model: GPT
+    optimizers: Optimizers
+
+
+def assembled(
+    overrides: Mapping[str, Any], *, config_path: Path | None, source_given: bool, init_from: Path | None
+) -> Parts:
+    """The parts of a new run, with every derived value in their configuration; arguments as ``launch.start``'s.
+
+    Raises:
+        UserError: for whatever the user can mend.
+    """
+    parent = find_checkpoint(init_from, "best") if init_from else None
+    asked = initial_config(parent, overrides)
+    tokenizer = tokenizer_from_dict(parent.tokenizer) if parent else None
+    corpus = open_corpus(
+        asked.data, context_length=asked.model.context_length, seed=asked.run.seed, tokenizer=tokenizer
+    )
+    named_after = Path(f"{parent.config.run.name}-next") if parent else config_path
+    config = resolved(asked, corpus, run_name(asked, named_after, source_given))
+    check_texts(config, corpus.tokenizer)
+    prepare_machine(config)
+    model = build_model(config, corpus.tokenizer.vocab_size, parent)
+    return Parts(config, corpus, model, build_optimizers(model, config))
+
+
+def restored(checkpoint: Checkpoint, config: Config) -> Parts:
+    """Text, model and optimizer as they were when the checkpoint was saved.
+
+    Raises:
+        UserError: if the text has changed since.
+    """
+    config = config.with_values(run=machine_choices(config))
+    corpus = open_corpus(
+        config.data,
+        context_length=config.model.context_length,
+        seed=config.run.seed,
+        tokenizer=tokenizer_from_dict(checkpoint.tokenizer),
+    )
+    if corpus.fingerprint != checkpoint.metadata["corpus"]:
+        raise UserError(
+            f"{config.data.source}: the text has changed since the run began; to train on with another text, "
+            f"start a new run with --init-from {checkpoint.path}"
+        )
+    check_texts(config, corpus.tokenizer)
+    prepare_machine(config)
+    model = build_model(config, corpus.tokenizer.vocab_size, checkpoint)
+    optimizers = build_optimizers(model, config)
+    optimizers.load_state(torch_tensors(checkpoint.tensors("optimizer")))
+    return Parts(config, corpus, model, optimizers)
+
+
+# ── configuration ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def initial_config(parent: Checkpoint | None, overrides: Mapping[str, Any]) -> Config:
+    """The asked configuration; with a parent, its own under the overrides, which may not change what it is.
+
+    Raises:
+        UserError: for a wrong value, or an override that the parent's weights or tokenizer can't follow.
+    """
+    if parent is None:
+        return validate(overrides)
+    inherited = merge(parent.config.model_dump(), {"run": {"name": "", "overwrite": False}})
+    config = validate(merge(inherited, overrides))
+    fixed = {
+        key: pair
+        for key, pair in differences(parent.config, config).items()
+        if (key.startswith("model.") and key != "model.dropout") or key in ("data.tokenizer", "data.vocab_size")
+    }
+    if fixed:
+        raise UserError(
+            "\n".join(
+                f"{key}: {parent.path} has {old!r}, not {new!r}, and its weights can't change it"
+                for key, (old, new) in fixed.items()
+            )
+        )
+    return config
+
+
+def machine_choices(config: Config) -> dict[str, object]:
+    """Device, dtype and threads in place of ``auto`` and 0."""
+    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = choose_device(config.run.device, cuda=cuda, mps=torch.backends.mps.is_available())
+    bf16 = device.startswith("cuda") and torch.cuda.is_bf16_supported()
+    return {
+        "device": device,
+        "dtype": choose_dtype(config.run.dtype, device, bf16=bf16),
+        "threads": choose_threads(config.run.threads),
+    }
+
+
+def resolved(config: Config, corpus: Corpus, name: str) -> Config:
+    """The configuration with every derived value filled in, as it is saved with the run."""
+    model = {"n_kv_head": config.model.key_value_heads, "d_ff": config.model.feed_forward_width}
+    # For characters 0 means "each one a token", which no number says.
+    data = {} if config.data.tokenizer == "char" else {"vocab_size": corpus.tokenizer.vocab_size}
+    return config.with_values(run={"name": name, **machine_choices(config)}, model=model, data=data)
+
+
+def check_texts(config: Config, tokenizer: Tokenizer) -> None:
+    """Refuse texts of the configuration that the tokenizer has no tokens for."""
+    for key, text in (("train.sample_prompt", config.train.sample_prompt), ("inspect.text", config.inspect.text)):
+        try:
+            tokenizer.encode(text)
+        except UserError as error:
+            raise UserError(f"{key}: {error}") from None
+
+
+def machine_facts(config: Config) -> dict[str, str]:
+    """What besides seed and data decides the exact bits."""
+    return machine(device=config.run.device, threads=config.run.threads)
+
+
+def prepare_machine(config: Config) -> None:
+    """Threads, and no arithmetic on denormal numbers, which slows training many times over."""
+    torch.set_flush_denormal(True)
+    torch.set_num_threads(config.run.threads)
+
+
+# ── model and optimizer ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def build_model(config: Config, vocab_size: int, checkpoint: Checkpoint | None = None) -> GPT:
+    """The network on its device, with a checkpoint's weights or those that the seed gives."""
+    torch.manual_seed(config.run.seed)
+    model = GPT(config.model, vocab_size)
+    if checkpoint:
+        model.load_state_dict(torch_tensors(checkpoint.tensors("model")))
+    return model.to(config.run.device)
+
+
+def load_model(checkpoint: Checkpoint, device: str = "auto") -> GPT:
+    """A saved network in evaluation mode.
+
+    Raises:
+        UserError: if the device is not there.
+    """
+    config = checkpoint.config.with_values(run={"device": device, "dtype": "float32"})
+    config = config.with_values(run=machine_choices(config))
+    vocab_size = len(checkpoint.tensors("model")["token_embedding.weight"])
+    return build_model(config, vocab_size, checkpoint).eval()
+
+
+def build_optimizers(model: nn.Module, config: Config) -> Optimizers:
+    """The optimizers of ``config.optim``, with loss scaling where the arithmetic needs it."""
+    return Optimizers(model, config.optim, loss_scaling=needs_loss_scaler(config.run.device, config.run.dtype))
+
+
+def torch_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """NumPy → torch, sharing memory."""
+    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}

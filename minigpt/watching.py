@@ -1,0 +1,73 @@
+"""What a person sees of a run: the plan before it, samples and attention on the way."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from minigpt.assembly import Parts
+from minigpt.inspection.capture import LONGEST, attention_grid, attention_maps
+from minigpt.model import GPT, TorchEngine
+from minigpt.sampling import SamplingOptions, generate
+from minigpt.tokenizer import END
+from minigpt.tracking import Tracker
+from minigpt.training import Observer
+
+SAMPLE_TOKENS = 120
+
+
+def plan(parts: Parts, path: Path) -> list[str]:
+    """What is about to be trained, on what, where."""
+    config, corpus, model = parts.config, parts.corpus, parts.model
+    shape, settings = config.model, config.train
+    checked = min(len(corpus.val) - 1, settings.eval_tokens or len(corpus.val))
+    epochs = settings.max_steps * settings.batch_size * shape.context_length / max(1, len(corpus.train))
+    return [
+        f"{path}: {shape.n_layer} layers, {shape.n_head} heads, {shape.d_model} wide, context {shape.context_length}: "
+        f"{model.n_parameter:,} parameters",
+        f"text {config.data.source}: vocabulary of {corpus.tokenizer.vocab_size:,} ({corpus.tokenizer.name}), "
+        f"{len(corpus.train):,} tokens to train on, {max(0, checked):,} of {len(corpus.val):,} to validate on",
+        f"{settings.max_steps:,} steps of {settings.batch_size} x {shape.context_length} tokens ({epochs:.2g} epochs), "
+        f"{config.run.device}, {config.run.dtype}, threads {config.run.threads}",
+    ]
+
+
+def sampler(parts: Parts, tracker: Tracker) -> Observer:
+    """Writes a few words now and then: to the console, TensorBoard and ``samples/``."""
+    config, tokenizer = parts.config, parts.corpus.tokenizer
+    prompt = [END] if not config.train.sample_prompt else tokenizer.encode(config.train.sample_prompt).tolist()
+
+    def look(step: int, model: nn.Module) -> None:
+        if step == 0:
+            return
+        assert isinstance(model, GPT)
+        ids = generate(
+            TorchEngine(model),
+            prompt,
+            max_new_tokens=SAMPLE_TOKENS,
+            options=SamplingOptions(),
+            seed=config.run.seed,
+            banned=tokenizer.undefined_ids,
+        )
+        text = config.train.sample_prompt + tokenizer.decode(list(ids))
+        tracker.text("sample", text, step)
+        tracker.say(f"\n── step {step} writes ──\n{text.strip()}\n")
+
+    return Observer(config.train.sample_interval, look)
+
+
+def attention_watcher(parts: Parts, tracker: Tracker) -> Observer:
+    """Draws every head's attention on one text: one picture in TensorBoard."""
+    config, corpus = parts.config, parts.corpus
+    length = min(config.model.context_length, LONGEST)
+    if config.inspect.text:
+        ids = corpus.tokenizer.encode(config.inspect.text)
+    else:
+        ids = corpus.val if len(corpus.val) else corpus.train
+    tokens = torch.from_numpy(np.array(ids[:length], dtype=np.int64)).to(config.run.device)
+
+    def look(step: int, model: nn.Module) -> None:
+        tracker.image("attention", attention_grid(attention_maps(model, tokens)), step)
+
+    return Observer(config.inspect.interval, look)
