@@ -162,7 +162,8 @@ class GPT(nn.Module):
             if name.endswith(("output_linear.weight", "down_linear.weight", "lm_head.weight")):
                 parameter.zero_()
             elif name == "token_embedding.weight" and self.config.embedding_norm:
-                parameter.normal_()
+                # Its size is normalised away on the way in. As the head too it gives first logits of about 0.5.
+                parameter.normal_(std=0.5 * self.config.d_model**-0.5 if self.config.tie_embeddings else 1.0)
             elif name.endswith("embedding.weight"):
                 parameter.normal_(std=self.config.d_model**-0.5 if self.config.embedding_scale else 0.02)
             else:
