@@ -26,7 +26,6 @@ from minigpt.training import Run, evaluate, train_step
 SHAPE = DEFAULT_CONFIG.parent / "shakespeare_char.toml"
 BLOCK = 10  # steps timed together
 ADAMW = {"name": "adamw", "lr": 0.003, "beta2": 0.99, "weight_decay": 0.1, "warmup_steps": 20}
-MUON = {"name": "muon", "lr": 0.02, "adam_lr": 0.006}
 # The architecture of nanoGPT's recipe, for a step of equal arithmetic.
 LIKE_NANOGPT = {
     "position": "learned",
@@ -40,7 +39,7 @@ LIKE_NANOGPT = {
 }
 CONTENDERS: dict[str, dict[str, dict[str, Any]]] = {
     "minigpt, AdamW": {"optim": ADAMW},
-    "minigpt, Muon": {"optim": MUON},
+    "minigpt, Muon": {},  # as the configuration ships
     "minigpt, GPT-2 layout, AdamW": {"optim": ADAMW, "model": LIKE_NANOGPT},
 }
 PEER = "nanoGPT, AdamW"
