@@ -1,0 +1,1 @@
+"""Experiments that drive training and generation; only scripts import them."""

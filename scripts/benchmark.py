@@ -1,0 +1,118 @@
+"""Measure minigpt on this machine, beside other programs where they are at hand.
+
+  python scripts/benchmark.py default                  the run without arguments: seconds, first sample, memory
+  python scripts/benchmark.py tales                    what that run has learnt, by evaluate.py
+  python scripts/benchmark.py train --seeds 3          configs/shakespeare_char.toml: seconds and loss
+  python scripts/benchmark.py step --nanogpt ../nanoGPT
+  python scripts/benchmark.py decode --nanogpt ../nanoGPT --transformers
+
+Contenders take turns; medians and quartiles are shown. Figures taken while other programs computed are marked as no
+claim, with exit code 1. Options of train.py that are given here, --data.source and --train.max-steps, are handed on.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from minigpt.cli import parse_options, run_script
+from minigpt.errors import UserError
+from minigpt.studies.measure import OthersWatch, Report, core_count, machine_facts, share_now, verdict
+
+REPEATS = {"default": 1, "step": 10, "decode": 5}
+
+
+def main() -> int:
+    options = parse_options(make_parser())
+    if options.nanogpt and not (options.nanogpt / "model.py").is_file():
+        raise UserError(f"--nanogpt {options.nanogpt}: has no model.py; give a checkout of github.com/karpathy/nanoGPT")
+    if options.threads:  # read by the libraries when they are loaded, here and in the processes started from here
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
+            os.environ[name] = str(options.threads)
+    if options.json:
+        check_writable(options.json)
+    machine = machine_facts(options.threads or core_count())
+    print(f"{machine['cpu']}, {machine['cores']} cores, threads {machine['threads']}\n{machine['system']}")
+    print(f"Python {machine['python']}, torch {machine['torch']}, numpy {machine['numpy']}\n", flush=True)
+    before = share_now()
+    quiet, sentence = verdict({"before": before})
+    if not quiet:
+        print(f"{sentence}; measuring all the same", file=sys.stderr)
+    watch = OthersWatch()
+    report = measure(options)
+    shares = {"before": before, "during": watch.share()}
+    quiet, sentence = verdict(shares)
+    print("\n".join([*report.lines, "", sentence]))
+    if options.json:
+        numbers = {"benchmark": options.what, "machine": machine, "claim": quiet, "others": shares, **report.numbers}
+        options.json.write_text(json.dumps(numbers, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    return 0 if report.holds and (quiet or options.anyway) else 1
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("what", choices=["default", "tales", "train", "step", "decode"], help="what to measure")
+    parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="compare with this checkout of karpathy/nanoGPT")
+    parser.add_argument("--transformers", action="store_true", help="decode: compare with transformers, if installed")
+    parser.add_argument("--full", action="store_true", help="train: nanoGPT's own recipe too (minutes)")
+    parser.add_argument("--seeds", type=positive, default=1, metavar="N", help="train: runs with seeds 1 to N (1)")
+    parser.add_argument("--run", type=Path, metavar="RUN", help="tales: this run, instead of training one")
+    parser.add_argument("--repeats", type=positive, metavar="N", help=f"times each thing is measured {REPEATS}")
+    parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads (default: all cores)")
+    parser.add_argument("--data.source", dest="source", metavar="TEXT", help="text to train on instead of the config's")
+    parser.add_argument("--train.max-steps", dest="max_steps", metavar="N", help="a shorter run, to try things out")
+    parser.add_argument("--anyway", action="store_true", help="exit code 0 even if the machine was busy")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    return parser
+
+
+def measure(options: argparse.Namespace) -> Report:
+    """Run what was asked for. Only what needs torch loads it: the memory of a small process hides no child's."""
+    repeats, threads = options.repeats or REPEATS.get(options.what, 1), options.threads or core_count()
+    given = {
+        "--data.source": options.source,
+        "--train.max-steps": options.max_steps,
+        "--run.threads": options.threads,
+    }
+    flags = [word for name, value in given.items() if value for word in (name, str(value))]
+    if options.what in ("default", "tales", "train"):
+        from minigpt.studies import whole_runs
+
+        if options.what == "default":
+            return whole_runs.default(repeats=repeats, flags=flags)
+        if options.what == "tales":
+            return whole_runs.tales(run=options.run, flags=flags)
+        return whole_runs.train(
+            seeds=options.seeds, nanogpt=options.nanogpt, full=options.full, threads=threads, flags=flags
+        )
+    from minigpt.studies import benchmark
+
+    if options.what == "step":
+        overrides: dict[str, dict[str, str]] = {"data": {"source": options.source}} if options.source else {}
+        return benchmark.step(nanogpt=options.nanogpt, repeats=repeats, threads=threads, overrides=overrides)
+    return benchmark.decode(
+        nanogpt=options.nanogpt, transformers=options.transformers, repeats=repeats, threads=threads
+    )
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+    return number
+
+
+def check_writable(path: Path) -> None:
+    """Better told now than after some minutes of measuring."""
+    try:
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise UserError(f"--json {path}: can't be written ({error.strerror or error}); name another file") from None
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,273 @@
+"""The benchmarks' bookkeeping, with the times made up; and each of them once, on something tiny."""
+
+import importlib.util
+import json
+import pickle
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from minigpt.cli import parse_options
+from minigpt.config import DataConfig
+from minigpt.corpus import open_corpus
+from minigpt.errors import UserError
+from minigpt.studies import benchmark, measure, peers, whole_runs
+from minigpt.studies.measure import Report, Spread, alternate, table, verdict
+
+TEXT = "".join(f"{number} green bottles\nhanging on the wall,\n" for number in range(100))
+
+# Stands for a checkout of nanoGPT: the same names and manners, no attention.
+STUB = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+
+@dataclass
+class GPTConfig:
+    block_size: int; vocab_size: int; n_layer: int; n_head: int; n_embd: int; dropout: float; bias: bool
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        print("talkative")
+        self.config, self.read = config, nn.Embedding(config.vocab_size, config.n_embd)
+        self.say = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+        return torch.optim.AdamW(self.parameters(), lr=learning_rate, betas=betas, weight_decay=weight_decay)
+
+    def forward(self, idx, targets=None):
+        logits = self.say(self.read(idx))
+        if targets is None:
+            return logits[:, [-1]], None
+        return logits, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def generate(self, idx, max_new_tokens):
+        for _ in range(max_new_tokens):
+            idx = torch.cat([idx, self(idx)[0].argmax(-1)], dim=1)
+        return idx
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    folder = tmp_path / "nanogpt"
+    folder.mkdir()
+    (folder / "model.py").write_text(STUB, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict[str, str]:
+    """The keys of ``[data]`` for a small text."""
+    path = tmp_path / "bottles.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return {"source": str(path), "tokenizer": "char", "cache_dir": str(tmp_path / "cache")}
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    path = Path(__file__).parent.parent / "scripts" / "benchmark.py"
+    spec = importlib.util.spec_from_file_location("benchmark_script", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ── measuring ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_spread_is_median_and_quartiles() -> None:
+    assert Spread.of([4.0]) == Spread(4, 4, 4)
+    assert Spread.of([5.0, 1, 4, 2, 3]) == Spread(median=3, low=2, high=4)
+    # A machine that becomes ten times slower changes no ratio.
+    assert Spread.of_ratios([2.0, 20, 200], [4.0, 40, 400]) == Spread(0.5, 0.5, 0.5)
+
+
+def test_contenders_take_turns_and_the_first_round_does_not_count() -> None:
+    calls: list[str] = []
+    seconds = alternate({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=3)
+    assert "".join(calls) in ("abbaabba", "baabbaab")
+    assert [len(seconds[name]) for name in "ab"] == [3, 3]
+
+
+def test_table_aligns_the_first_column_left_and_the_rest_right() -> None:
+    assert table([["", "ms"], ["minigpt", "4"]]) == ["         ms", "minigpt   4"]
+
+
+@pytest.mark.parametrize(
+    ("shares", "claim", "words"),
+    [
+        ({"before": 0.01, "during": 0.02}, True, "2 % during"),
+        ({"before": 0.01, "during": 0.4}, False, "not a claim: machine was busy (others used 1 % before, 40 % during)"),
+        ({"before": 0.5}, False, "50 % before"),
+        ({"before": None, "during": None}, True, "could not check"),
+    ],
+)
+def test_a_claim_needs_a_quiet_machine(shares: dict[str, float | None], claim: bool, words: str) -> None:
+    quiet, sentence = verdict(shares)
+    assert quiet is claim
+    assert words in sentence
+
+
+def test_others_are_all_that_is_not_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = {"now": 100.0, "busy": 50.0, "own": 20.0}
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: clock["now"])
+    monkeypatch.setattr(measure, "_busy_seconds", lambda: clock["busy"])
+    monkeypatch.setattr(measure, "_own_seconds", lambda: clock["own"])
+    monkeypatch.setattr(measure, "core_count", lambda: 4)
+    watch = measure.OthersWatch()
+    clock.update(now=110.0, busy=80.0, own=40.0)  # in 10 s, 4 cores worked 30 s, 20 s of them for this process
+    assert watch.share() == pytest.approx(0.25)
+    monkeypatch.setattr(measure, "_busy_seconds", lambda: None)
+    assert watch.share() is None
+
+
+# ── peers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_nanogpt_gets_the_same_text_and_split(data: dict[str, str], tmp_path: Path) -> None:
+    corpus = open_corpus(DataConfig(**data), context_length=8, seed=1)  # type: ignore[arg-type]
+    vocab_size = peers.write_nanogpt_data(corpus, tmp_path / "theirs")
+    characters = sorted(set(TEXT))
+    read = [np.fromfile(tmp_path / "theirs" / f"{part}.bin", dtype=np.uint16) for part in ("train", "val")]
+    cut = len(TEXT) * 9 // 10
+    assert ["".join(characters[i] for i in ids) for ids in read] == [TEXT[:cut], TEXT[cut:]]
+    assert pickle.loads((tmp_path / "theirs" / "meta.pkl").read_bytes()) == {"vocab_size": vocab_size}
+    assert vocab_size == len(characters)
+
+
+def test_windows_of_nanogpt_are_followed_by_their_targets(checkout: Path, data: dict[str, str], tmp_path: Path) -> None:
+    corpus = open_corpus(DataConfig(**data), context_length=8, seed=1)  # type: ignore[arg-type]
+    vocab_size = peers.write_nanogpt_data(corpus, tmp_path)
+    shape = benchmark.shape_config(8).model
+    training = peers.NanoGptTraining(checkout, tmp_path, shape, vocab_size=vocab_size, batch_size=3)
+    inputs, targets = training.next_batch()
+    assert inputs.shape == targets.shape == (3, 8)
+    assert (inputs[:, 1:] == targets[:, :-1]).all()
+    before = peers.nanogpt_loss(training.model, corpus.val)
+    for _ in range(30):
+        training.step()
+    assert peers.nanogpt_loss(training.model, corpus.val) < before - 0.05
+
+
+# ── the benchmarks themselves ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_step_tells_sizes_losses_and_ratios(
+    checkout: Path, data: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = {"data": data, "model": {"n_layer": 1, "n_head": 2, "d_model": 16, "context_length": 16}}
+    report = benchmark.step(nanogpt=checkout, repeats=2, threads=1, overrides=tiny)
+    names = {*benchmark.CONTENDERS, benchmark.PEER}
+    numbers = report.numbers
+    assert set(numbers["milliseconds"]) == set(numbers["loss"]) == set(numbers["parameters"]) == names
+    assert all(len(blocks) == 2 for blocks in numbers["milliseconds"].values())
+    assert set(numbers["time_ratio_to_nanogpt"]) == set(benchmark.CONTENDERS)
+    vocab_size = len(set(TEXT)) + 1
+    assert numbers["parameters"]["minigpt, AdamW"] == 2 * 16 * vocab_size + 12 * 16 * 16
+    untrained_loss = np.log(vocab_size)
+    assert all(loss < untrained_loss for name, loss in numbers["loss"].items() if name != benchmark.PEER)
+    assert max(map(len, report.lines)) <= 80
+    assert capsys.readouterr().out == ""
+
+
+def test_decode_proves_equal_text_and_says_how_to_bring_a_missing_peer(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark, "CONTEXTS", (8,))
+    monkeypatch.setattr(benchmark, "FIRST_TOKEN_RUNS", 1)
+    report = benchmark.decode(nanogpt=checkout, transformers=False, repeats=1, threads=1)
+    assert report.holds and report.numbers["greedy_ids_equal"]
+    assert [(text["tokens"], set(text["seconds"])) for text in report.numbers["texts"]] == [
+        (8, {"minigpt", "nanoGPT"}),
+        (32, {"minigpt", "nanoGPT"}),
+    ]
+    assert report.numbers["first_token_seconds"][0] > 0
+    assert peers.NO_TRANSFORMERS in report.lines
+    assert peers.NO_NANOGPT not in report.lines
+    assert max(map(len, report.lines)) <= 80
+
+
+def test_untrained_text_is_not_one_token_over_and_over() -> None:
+    model = benchmark.untrained(8, 66)
+    assert len(set(benchmark.write(benchmark.plain_engine(model), 40))) > 5
+
+
+def test_default_runs_train_as_a_process(data: dict[str, str]) -> None:
+    flags = [word for key, value in data.items() for word in (f"--data.{key.replace('_', '-')}", value)]
+    tiny = Path(__file__).parent.parent / "configs" / "tiny.toml"
+    report = whole_runs.default(repeats=1, flags=[str(tiny), *flags, "--train.max-steps", "2"])
+    [seconds], [first_sample] = report.numbers["seconds"], report.numbers["first_sample_seconds"]
+    assert 0 < first_sample < seconds
+    with pytest.raises(UserError, match=r"train\.py failed: .*data\.source = nowhere"):
+        whole_runs.default(repeats=1, flags=["--data.source", "nowhere"])
+
+
+def test_nested_answers_become_rows() -> None:
+    assert list(whole_runs.flat({"all": 0.5, "kind": {"pronoun": {"n": 3}}})) == [
+        ("all", "0.5000"),
+        ("kind.pronoun.n", "3"),
+    ]
+
+
+# ── the script ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("share", "holds", "flags", "code"),
+    [
+        (0.0, True, [], 0),
+        (0.9, True, [], 1),
+        (0.9, True, ["--anyway"], 0),
+        (0.0, False, ["--anyway"], 1),
+        (None, True, [], 0),
+    ],
+)
+def test_exit_code_tells_whether_figures_may_be_claimed(
+    script: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    share: float | None,
+    holds: bool,
+    flags: list[str],
+    code: int,
+) -> None:
+    path = tmp_path / "numbers.json"
+    monkeypatch.setattr("sys.argv", ["benchmark.py", "step", "--json", str(path), *flags])
+    monkeypatch.setattr(script, "measure", lambda options: Report(["fast"], {"milliseconds": 1.5}, holds))
+    monkeypatch.setattr(script, "share_now", lambda: share)
+    monkeypatch.setattr(script.OthersWatch, "share", lambda self: share)
+    assert script.main() == code
+    numbers = json.loads(path.read_text(encoding="utf-8"))
+    assert numbers["milliseconds"] == 1.5
+    assert numbers["claim"] is (share is None or share < 0.5)
+    assert numbers["machine"]["torch"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["step", "--nanogpt", "."], "has no model.py; give a checkout"),
+        (["step", "--json", "no/such/folder/numbers.json"], "can't be written"),
+        (["step", "--repeats", "0"], "must be at least 1"),
+        (["steps"], "invalid choice"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, words: list[str], sentence: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmark.py", *words])
+    monkeypatch.setattr(script, "share_now", lambda: pytest.fail("measures"))
+    with pytest.raises(UserError, match=sentence):
+        script.main()
+
+
+def test_help_shows_every_option(script: ModuleType) -> None:
+    text = script.make_parser().format_help()
+    options = parse_options(script.make_parser(), ["decode", "--transformers", "--threads", "2"])
+    assert (options.what, options.transformers, options.threads) == ("decode", True, 2)
+    assert all(f"--{name}" in text for name in ("nanogpt", "transformers", "repeats", "json", "data.source"))
