@@ -83,7 +83,11 @@ class Grammar:
         }
         self.opposite = {owner for pair in self.pairs if pair.opposite for owner in pair.owners + pair.asked}
         self.facts: dict[str, tuple[str, ...]] = {name: tuple(fields) for name, fields in data["facts"].items()}
-        self.facts_with = {name: {fact for fact in self.facts.values() if name in fact} for name in data["tables"]}
+        self.facts_with: dict[tuple[str, str], set[tuple[str, tuple[str, ...]]]] = {}
+        for owner in "".join(pair.owners for pair in self.pairs):
+            for fact in self.facts.values():
+                for key in fact_keys(owner, fact):
+                    self.facts_with.setdefault(key, set()).add((owner, fact))
         self.longest: int = data["longest"]
         self.plot: dict[str, int] = data["plot"]
         self.tables = {name: self._table(source) for name, source in data["tables"].items()}
@@ -154,6 +158,11 @@ class Grammar:
             for variant, word in enumerate((one, two or one)):
                 places.setdefault(word, []).append((entries[-1], variant))
         return Table(tuple(entries), frozenset(places), {word: tuple(found) for word, found in places.items()})
+
+
+def fact_keys(owner: str, fact: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The (owner, field) pairs of a fact: "a.name" is a's name whoever the fact is about."""
+    return [(who or owner, name) for who, _, name in (field.rpartition(".") for field in fact)]
 
 
 @cache

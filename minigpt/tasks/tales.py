@@ -6,6 +6,7 @@ combinations it has not seen (`held_out_stories`, `guesses`). Grammar and words 
 """
 
 import hashlib
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +18,10 @@ from minigpt.tasks.grammar import (
     Entry,
     Grammar,
     Slot,
-    Table,
     Template,
     Text,
     capitalized,
+    fact_keys,
     owned,
     read_grammar,
     sentences,
@@ -35,7 +36,7 @@ KINDS = ("name", "pronoun", "colour", "object", "number", "quote", "time", "sens
 
 NEAREST, FARTHEST = 5, 40  # words between a determined word and its cause
 HELD_OUT_SHARE = 10  # one combination in so many is held out
-_TRIES = 200  # draws before a held-out combination is given up
+_TRIES = 50  # draws before a held-out combination is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +236,11 @@ class _Teller:
 
     def _fill(self, slot: Slot) -> None:
         owner = self.owner.get(slot.owner, "")
-        entry = self._value(owner, slot.field) if owner else self._draw(self.grammar.tables[slot.field])
+        entry = (
+            self._value(owner, slot.field)
+            if owner
+            else self._draw(self.grammar.tables[slot.field].entries, squarings=2)
+        )
         form = entry[self.variant.get(owner, 0)]
         if not isinstance(form, str):
             self._write(owned(form, slot))
@@ -268,37 +273,53 @@ class _Teller:
 
     # ── drawing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _draw(self, table: Table) -> Entry:
-        return table.entries[int(self.uniform() ** 2 * len(table.entries))]
+    def _draw(self, entries: tuple[Entry, ...], *, squarings: int) -> Entry:
+        """An entry: each squaring of the random number makes the first ones likelier, the last ones rarer.
+
+        Products of floats are the same everywhere; ``**`` is left to each system's C library.
+        """
+        number = self.uniform()
+        for _ in range(squarings):
+            number *= number
+        return entries[int(number * len(entries))]
 
     def _value(self, owner: str, field: str) -> Entry:
-        """The owner's word for a field: drawn once, unlike the partner's, in combinations that are allowed."""
-        key = (owner, field)
-        if key in self.values:
-            return self.values[key]
-        chooser = (owner, self.grammar.tables[field].by)
-        chosen = chooser in self.values
-        facts: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
-        for _ in range(_TRIES):
-            if not chosen:  # what merely decides which table to draw from may still change
-                self.values.pop(chooser, None)
-            self.values.pop(key, None)
-            table = self._table(owner, field)
-            self.values[key] = self._draw(table)
-            if self.values[key] == self.values.get((self.grammar.partner[owner], field)) and len(table.entries) > 1:
-                continue
-            facts = {(owner, fact): self._words(owner, fact) for fact in self.grammar.facts_with[field]}
-            facts = {fact: words for fact, words in facts.items() if words}
-            if self.held_out is None or all(is_held_out(words) == self.held_out for words in facts.values()):
-                break
-        self.combinations |= facts
-        return self.values[key]
+        """The owner's word for a field: drawn when first asked for."""
+        if (owner, field) not in self.values:
+            self._settle((owner, field))
+        return self.values[owner, field]
 
-    def _table(self, owner: str, field: str) -> Table:
+    def _settle(self, key: tuple[str, str]) -> None:
+        """Draw until the word differs from the partner's and stands in allowed combinations only."""
+        owner, field = key
         table = self.grammar.tables[field]
-        return table.parts[str(self._value(owner, table.by)[0])] if table.by else table
+        chooser = (owner, table.by)
+        implied = bool(table.by) and chooser not in self.values
+        partner = (self.grammar.partner[owner], field)
+        for tries in itertools.count(1):
+            if table.by:
+                if implied:  # nobody has read it yet, so it may still change
+                    self.values.pop(chooser, None)
+                entries = table.parts[str(self._value(*chooser)[0])].entries
+            else:
+                entries = table.entries
+            entry = self._draw(entries, squarings=0 if table.by else 1)
+            if entry == self.values.get(partner) and len(entries) > 1:
+                continue
+            self.values[key] = entry
+            facts = {about: words for about in self.grammar.facts_with.get(key, ()) if (words := self._words(*about))}
+            if (
+                self.held_out is None
+                or (self.held_out and tries >= _TRIES)
+                or all(is_held_out(words) == self.held_out for words in facts.values())
+            ):
+                self.combinations |= facts
+                return
+            del self.values[key]
 
     def _words(self, owner: str, fact: tuple[str, ...]) -> tuple[str, ...]:
         """The words of a combination in the owner's variant; empty until all are drawn."""
-        entries = [self.values.get((owner, field)) for field in fact]
-        return tuple(str(entry[self.variant[owner]]) for entry in entries if entry) if all(entries) else ()
+        keys = fact_keys(owner, fact)
+        if any(key not in self.values for key in keys):
+            return ()
+        return tuple(str(self.values[key][self.variant[key[0]]]) for key in keys)
