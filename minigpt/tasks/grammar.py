@@ -41,6 +41,8 @@ class Slot:
     article: bool = False
 
 
+Key = tuple[str, str]  # owner, field
+Fact = tuple[Key, ...]
 Template = tuple[Text | Slot, ...]
 Form = str | Template  # a single word, or a phrase
 Entry = tuple[Form, Form]  # the forms of the two variants
@@ -82,12 +84,15 @@ class Grammar:
             for one, other in zip(letters, reversed(letters), strict=True)
         }
         self.opposite = {owner for pair in self.pairs if pair.opposite for owner in pair.owners + pair.asked}
-        self.facts: dict[str, tuple[str, ...]] = {name: tuple(fields) for name, fields in data["facts"].items()}
-        self.facts_with: dict[tuple[str, str], set[tuple[str, tuple[str, ...]]]] = {}
+        self.facts: dict[Key, Fact] = {}  # determined (owner, field) → what it is judged by
+        self.facts_with: dict[Key, list[Fact]] = {}
         for owner in "".join(pair.owners for pair in self.pairs):
-            for fact in self.facts.values():
-                for key in fact_keys(owner, fact):
-                    self.facts_with.setdefault(key, set()).add((owner, fact))
+            for determined, names in data["facts"].items():
+                fact = tuple((who or owner, name) for who, _, name in (name.rpartition(".") for name in names))
+                self.facts[owner, determined] = fact
+                for key in fact:
+                    facts = self.facts_with.setdefault(key, [])
+                    facts += [fact] * (fact not in facts)
         self.longest: int = data["longest"]
         self.plot: dict[str, int] = data["plot"]
         self.tables = {name: self._table(source) for name, source in data["tables"].items()}
@@ -158,11 +163,6 @@ class Grammar:
             for variant, word in enumerate((one, two or one)):
                 places.setdefault(word, []).append((entries[-1], variant))
         return Table(tuple(entries), frozenset(places), {word: tuple(found) for word, found in places.items()})
-
-
-def fact_keys(owner: str, fact: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The (owner, field) pairs of a fact: "a.name" is a's name whoever the fact is about."""
-    return [(who or owner, name) for who, _, name in (field.rpartition(".") for field in fact)]
 
 
 @cache

@@ -16,12 +16,13 @@ from pathlib import Path
 from minigpt.tasks.grammar import (
     WORD,
     Entry,
+    Fact,
     Grammar,
+    Key,
     Slot,
     Template,
     Text,
     capitalized,
-    fact_keys,
     owned,
     read_grammar,
     sentences,
@@ -183,9 +184,9 @@ class _Teller:
         self.length = self.words = 0
         self.owner: dict[str, str] = {}  # letter in a sentence → owner in this scene
         self.variant: dict[str, int] = {}
-        self.values: dict[tuple[str, str], Entry] = {}  # (owner, field) → what was drawn
-        self.mentions: dict[tuple[str, str], list[_Mention]] = {}
-        self.combinations: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
+        self.values: dict[Key, Entry] = {}  # (owner, field) → what was drawn
+        self.mentions: dict[Key, list[_Mention]] = {}
+        self.combinations: dict[Fact, tuple[str, ...]] = {}
         self.links: list[Link] = []
         self.determined: list[Determined] = []
         for pair in grammar.pairs:
@@ -266,7 +267,7 @@ class _Teller:
         ]
         if not causes or not NEAREST <= word_index - causes[-1].word_index <= FARTHEST:
             return
-        words = self.combinations[owner, self.grammar.facts[slot.field]]
+        words = self.combinations[self.grammar.facts[owner, slot.field]]
         candidates = self.grammar.tables[slot.field].words
         self.links.append(Link(span, causes[-1].span, slot.kind))
         self.determined.append(Determined(span, slot.kind, candidates, words, is_held_out(words)))
@@ -289,7 +290,7 @@ class _Teller:
             self._settle((owner, field))
         return self.values[owner, field]
 
-    def _settle(self, key: tuple[str, str]) -> None:
+    def _settle(self, key: Key) -> None:
         """Draw until the word differs from the partner's and stands in allowed combinations only."""
         owner, field = key
         table = self.grammar.tables[field]
@@ -307,7 +308,11 @@ class _Teller:
             if entry == self.values.get(partner) and len(entries) > 1:
                 continue
             self.values[key] = entry
-            facts = {about: words for about in self.grammar.facts_with.get(key, ()) if (words := self._words(*about))}
+            facts = {
+                fact: tuple(str(self.values[part][self.variant[part[0]]]) for part in fact)
+                for fact in self.grammar.facts_with.get(key, ())
+                if all(part in self.values for part in fact)
+            }
             if (
                 self.held_out is None
                 or (self.held_out and tries >= _TRIES)
@@ -316,10 +321,3 @@ class _Teller:
                 self.combinations |= facts
                 return
             del self.values[key]
-
-    def _words(self, owner: str, fact: tuple[str, ...]) -> tuple[str, ...]:
-        """The words of a combination in the owner's variant; empty until all are drawn."""
-        keys = fact_keys(owner, fact)
-        if any(key not in self.values for key in keys):
-            return ()
-        return tuple(str(self.values[key][self.variant[key[0]]]) for key in keys)
