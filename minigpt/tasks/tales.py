@@ -115,13 +115,8 @@ def corpus(seed: int = 0, size: int = 2_000_000, *, language: str = "english") -
 
 def held_out_stories(seed: int, count: int, *, language: str = "english") -> list[Story]:
     """``count`` stories to judge by: judge the determined words that are ``held_out``."""
-    found: list[Story] = []
-    for story in stories(seed, held_out=True, language=language):
-        if len(found) == count:
-            break
-        if story.held_out:
-            found.append(story)
-    return found
+    drawn = stories(seed, held_out=True, language=language)
+    return list(itertools.islice((story for story in drawn if story.held_out), count))
 
 
 def recognise(sentence: str, *, language: str = "english") -> bool:
@@ -237,11 +232,8 @@ class _Teller:
 
     def _fill(self, slot: Slot) -> None:
         owner = self.owner.get(slot.owner, "")
-        entry = (
-            self._value(owner, slot.field)
-            if owner
-            else self._draw(self.grammar.tables[slot.field].entries, squarings=2)
-        )
+        table = self.grammar.tables[slot.field]
+        entry = self._value(owner, slot.field) if owner else self._draw(table.entries, squarings=2)
         form = entry[self.variant.get(owner, 0)]
         if not isinstance(form, str):
             self._write(owned(form, slot))
