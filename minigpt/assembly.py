@@ -46,7 +46,7 @@ def assembled(
     corpus = open_corpus(
         asked.data, context_length=asked.model.context_length, seed=asked.run.seed, tokenizer=tokenizer
     )
-    named_after = Path(f"{parent.config.run.name}-next") if parent else config_path
+    named_after = Path(f"{parent.config.run.name}-next.toml") if parent else config_path
     config = resolved(asked, corpus, run_name(asked, named_after, source_given))
     check_texts(config, corpus.tokenizer)
     prepare_machine(config)
