@@ -124,12 +124,12 @@ def load_engine(checkpoint: Checkpoint, device: str) -> Engine:
 
 def write_sample(writer: Writer, prompt: str, number: int, options: argparse.Namespace) -> dict[str, object]:
     """Write one text, to the terminal as it comes unless it is wanted as JSON."""
+    stream, pieces = writer.write(prompt, number), []
     if not options.json:
         if options.num_samples > 1:
             print(f"── sample {number + 1} of {options.num_samples} ──")
         print(prompt, end="", flush=True)
-    pieces = []
-    for piece in writer.write(prompt, number):
+    for piece in stream:
         pieces.append(piece)
         if not options.json:
             print(piece, end="", flush=True)
