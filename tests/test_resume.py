@@ -1,7 +1,6 @@
 """Runs that go on: to the bit after any interruption, with a sentence where they can't, or as the start of another."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
