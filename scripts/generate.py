@@ -25,6 +25,8 @@ from minigpt.tokenizer import END, StreamDecoder, Tokenizer, tokenizer_from_dict
 
 def main() -> None:
     options = parse_options(make_parser())
+    if options.num_samples < 1:
+        raise UserError(f"--num-samples = {options.num_samples}: must be at least 1")
     checkpoint = find_checkpoint(options.run, options.which)
     writer = Writer(
         tokenizer=tokenizer_from_dict(checkpoint.tokenizer),
@@ -146,14 +148,15 @@ def converse(writer: Writer) -> None:
         line = sys.stdin.readline()
         if not line:
             return
-        prompt = normalise_newlines(unescape(line)).rstrip("\n")
+        prompt = normalise_newlines(unescape(line.removesuffix("\n")))
         try:
+            stream = writer.write(prompt)
             print(prompt, end="", flush=True)
-            for piece in writer.write(prompt):
+            for piece in stream:
                 print(piece, end="", flush=True)
+            print()
         except UserError as error:  # this prompt can't be written on; the next may
-            say(f"\n{error}")
-        print()
+            say(str(error))
 
 
 def say(sentence: str) -> None:
