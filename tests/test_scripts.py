@@ -470,6 +470,22 @@ def test_half_of_the_house_never_loads_torch(trained: Trained) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a closed pipe is another error there")
+def test_a_reader_who_has_had_enough_is_no_error(trained: Trained) -> None:
+    process = subprocess.Popen(
+        command(GENERATE, trained.path, "--max-new-tokens", 3000, "--num-samples", 20),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout and process.stderr
+    assert process.stdout.read(10)
+    process.stdout.close()
+    complaints = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(60), complaints) == (0, b"")
+
+
 # ── signals ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
