@@ -1,12 +1,19 @@
 """Shared by all tests: worked numbers, small texts, and the settings of runs that take a second."""
 
+import io
 import json
 import random
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
+from running import TRAIN, Answer, Script, Trained, as_options, command, environment
 
 Tables = dict[str, dict[str, Any]]
 
@@ -55,6 +62,14 @@ def tiny(tmp_path: Path, english: str) -> Tables:
     return tiny_tables(tmp_path, english)
 
 
+@pytest.fixture
+def make_run(tiny: Tables) -> Callable[..., Any]:
+    """``make_run(train={"max_steps": 5})``: see ``tiny_runs.new_run``."""
+    from tiny_runs import new_run  # here: it loads torch
+
+    return partial(new_run, tiny)
+
+
 def tiny_tables(folder: Path, text: str) -> Tables:
     """Write the text to a file in the folder and give the settings of a tiny run on it."""
     source = folder / "story.txt"
@@ -65,3 +80,38 @@ def tiny_tables(folder: Path, text: str) -> Tables:
         "model": {"n_layer": 1, "n_head": 2, "d_model": 32, "context_length": 16},
         "train": {"batch_size": 4, "max_steps": 20, "eval_interval": 10, "log_interval": 1},
     }
+
+
+# ── scripts ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Script:
+    """``script(GENERATE, run, "--json", typed="...")``: run it here."""
+
+    def call(path: Path, *words: object, typed: str = "") -> Answer:
+        monkeypatch.setattr(sys, "argv", [str(path), *map(str, words)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as leaving:
+            runpy.run_path(str(path), run_name="__main__")
+        written = capsys.readouterr()
+        assert isinstance(leaving.value.code, int)
+        return Answer(leaving.value.code, written.out, written.err)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, english: str) -> Trained:
+    folder = tmp_path_factory.mktemp("trained")
+    tables = tiny_tables(folder, english)
+    tables["model"]["dropout"] = 0.1
+    tables["data"]["test_fraction"] = 0.1
+    tables["train"] |= {"max_steps": 40, "sample_prompt": "é\\n"}
+    options = as_options(tables)
+    done = subprocess.run(
+        command(TRAIN, *options), env=environment(), capture_output=True, encoding="utf-8", check=False, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    return Trained(folder / "runs" / "tiny", options, folder / "story.txt", done)

@@ -8,12 +8,21 @@ from typing import Any
 import pytest
 from conftest import Tables
 
+from minigpt.assembly import assembled
 from minigpt.checkpoint import list_checkpoints
 from minigpt.config import merge
 from minigpt.errors import UserError
 from minigpt.launch import Outcome, Stop, start
+from minigpt.training import Run
 
+MakeRun = Callable[..., Run]
 CLOCK = ("tokens_per_second", "seconds")  # numbers that no seed fixes
+
+
+def new_run(tiny: Tables, **sections: dict[str, Any]) -> Run:
+    """What the training loop works on, for the tiny run with some keys changed; nothing on disk but the tokens."""
+    parts = assembled(merge(tiny, sections), config_path=None, source_given=False, init_from=None)
+    return Run(config=parts.config, corpus=parts.corpus, model=parts.model, optimizers=parts.optimizers)
 
 
 def begun(tiny: Tables, stop: Stop | None = None, **sections: dict[str, Any]) -> Outcome:
