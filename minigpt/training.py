@@ -254,6 +254,8 @@ def due_observers(run: Run, validated: bool) -> list[Observer]:
 
 def observe(run: Run, observers: Sequence[Observer]) -> None:
     """Let observers look at the model, in evaluation mode."""
+    if not observers:
+        return
     run.model.eval()
     for observer in observers:
         observer.look(run.progress.step, run.model)

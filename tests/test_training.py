@@ -106,6 +106,7 @@ def watched(run: Run, looks: list[tuple[int, bool]], interval: int = 0) -> Run:
         ({"log_interval": 3, "eval_interval": 4}, [3, 4, 6, 8, 9, 10], [4, 8, 10], [0, 4, 8, 10]),
         ({"log_interval": 5, "eval_interval": 0}, [5, 10], [10], [0, 10]),
         ({"log_interval": 99, "eval_interval": 99, "save_interval": 3}, [10], [10], [0, 3, 6, 9, 10]),
+        ({"log_interval": 99, "eval_interval": 4, "save_interval": 3}, [4, 8, 10], [4, 8, 10], [0, 3, 6, 9, 10]),
         ({"log_interval": 99, "eval_interval": 5, "save_interval": 99}, [5, 10], [5, 10], [0, 10]),
     ],
 )
@@ -259,3 +260,26 @@ def test_speed_counts_the_time_of_steps_alone(monkeypatch: pytest.MonkeyPatch) -
     meter.count(progress)
     assert meter.tokens_per_second() == pytest.approx(250)
     assert progress.seconds == pytest.approx(89)
+
+
+def test_logged_speed_leaves_out_all_but_the_steps(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that moves 2 s in an update and 100 s in each look at the model and each checkpoint."""
+    run, now = make_run(train={"max_steps": 6, "eval_interval": 3}), 0.0
+    update = run.optimizers.step
+
+    def pass_time(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def slow_update() -> None:
+        update()
+        pass_time(2)
+
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    monkeypatch.setattr(run.optimizers, "step", slow_update)
+    run.observers = [Observer(0, lambda _step, _model: pass_time(100))]
+    run.save = lambda _progress: pass_time(100)
+    run.reporter = notes = Notes()
+    train(run)
+    assert [row["tokens_per_second"] for row in notes.rows.values()] == [4 * 16 / 2] * 6
+    assert [row["seconds"] for row in notes.rows.values()] == [202, 204, 206, 408, 410, 412]
