@@ -46,7 +46,7 @@ def assembled(
     corpus = open_corpus(
         asked.data, context_length=asked.model.context_length, seed=asked.run.seed, tokenizer=tokenizer
     )
-    named_after = Path(f"{parent.config.run.name}-next") if parent else config_path
+    named_after = Path(f"{parent.config.run.name}-next.toml") if parent else config_path
     config = resolved(asked, corpus, run_name(asked, named_after, source_given))
     check_texts(config, corpus.tokenizer)
     prepare_machine(config)
@@ -61,12 +61,13 @@ def restored(checkpoint: Checkpoint, config: Config) -> Parts:
         UserError: if the text has changed since.
     """
     config = config.with_values(run=machine_choices(config))
-    corpus = open_corpus(
-        config.data,
-        context_length=config.model.context_length,
-        seed=config.run.seed,
-        tokenizer=tokenizer_from_dict(checkpoint.tokenizer),
-    )
+    tokenizer = tokenizer_from_dict(checkpoint.tokenizer)
+    try:
+        corpus = open_corpus(
+            config.data, context_length=config.model.context_length, seed=config.run.seed, tokenizer=tokenizer
+        )
+    except UserError as error:
+        raise UserError(f"{config.data.source}: can't be read as it was when the run began: {error}") from None
     if corpus.fingerprint != checkpoint.metadata["corpus"]:
         raise UserError(
             f"{config.data.source}: the text has changed since the run began; to train on with another text, "

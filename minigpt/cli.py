@@ -28,6 +28,7 @@ def run_script(main: Callable[[], int | None]) -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         code = main()
+        sys.stdout.flush()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
@@ -36,6 +37,9 @@ def run_script(main: Callable[[], int | None]) -> None:
         code = 3
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
+    except BrokenPipeError:  # whoever read the output, such as head, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python would complain when it ends
+        code = 0
     sys.exit(code or 0)
 
 

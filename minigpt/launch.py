@@ -23,7 +23,7 @@ from minigpt.config import Config, to_toml
 from minigpt.errors import TrainingStopped, UserError
 from minigpt.run import RunFolder, create_run, machine_changes, open_run, resume_config
 from minigpt.tracking import Tracker
-from minigpt.training import NonFiniteError, Progress, Run, next_batch, train, train_step
+from minigpt.training import NonFiniteError, Progress, Run, next_batch, precision, train, train_step
 from minigpt.watching import attention_watcher, plan, sampler
 
 
@@ -123,9 +123,12 @@ def compiled(parts: Parts, say: Callable[[str], None]) -> nn.Module:
     inputs_BT, _ = next_batch(parts.corpus.train, parts.config, 0)
     try:
         handle = torch.compile(model)
-        handle(inputs_BT.chunk(passes)[0]).sum().backward()
+        with precision(parts.config):  # another dtype would be compiled once more
+            logits_BTV = handle(inputs_BT.chunk(passes)[0])
+        logits_BTV.sum().backward()
     except Exception as error:  # what a missing compiler raises differs from system to system
-        say(f"torch.compile does not work here ({str(error).splitlines()[0]}): training goes on without it")
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        say(f"torch.compile does not work here ({reason}): training goes on without it")
         return model
     finally:
         model.zero_grad(set_to_none=True)
@@ -204,8 +207,9 @@ def after_non_finite(error: NonFiniteError, folder: RunFolder, config: Config) -
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch could not get memory; on a CPU that has no class of its own."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """Whether torch could not get memory; only on CUDA does that have a class of its own."""
+    words = ("DefaultCPUAllocator", "can't allocate memory", "out of memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
 def smaller_passes(folder: RunFolder, config: Config) -> str:

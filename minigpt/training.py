@@ -83,33 +83,39 @@ class Run:
 
 
 class NonFiniteError(ArithmeticError):
-    """The loss or the gradient is not a finite number: the weights were left as they were."""
+    """Loss, gradient or logits are not finite numbers; what was saved before is good."""
 
 
 def train(run: Run) -> Progress:
     """Train until ``max_steps``, until told to stop, or until validation has stalled; the last state is saved.
 
     Raises:
-        NonFiniteError: at the first loss or gradient that is not finite, before it reaches the weights.
+        NonFiniteError: at the first loss or gradient that is not finite, before it reaches the weights; and before
+            weights that no longer give finite logits are validated, looked at or saved.
     """
     settings, progress = run.config.train, run.progress
     meter = SpeedMeter(progress)
     if progress.step == 0:
-        observe(run, validated=True)
+        observe(run, due_observers(run, validated=True))
         run.save(progress)
+        meter.skip()
     saved_step = progress.step
     while progress.step < settings.max_steps and not run.should_stop():
         gradient_norm = train_step(run)
         meter.count(progress)
         finished = progress.step == settings.max_steps
         validated = finished or is_due(progress.step, settings.eval_interval)
+        saving = finished or (is_due(progress.step, settings.save_interval) if settings.save_interval else validated)
+        watching = due_observers(run, validated)
+        if validated or saving or watching:
+            require_finite(run)
         row = validation_row(run) if validated else {}
         if row or finished or is_due(progress.step, settings.log_interval):
             run.reporter.log(progress.step, **row, **step_row(run, gradient_norm, meter.tokens_per_second()))
         else:
             run.reporter.advance(progress.step)
-        observe(run, validated)
-        if finished or (is_due(progress.step, settings.save_interval) if settings.save_interval else validated):
+        observe(run, watching)
+        if saving:
             run.save(progress)
             saved_step = progress.step
         meter.skip()
@@ -119,6 +125,7 @@ def train(run: Run) -> Progress:
             )
             break
     if saved_step != progress.step:
+        require_finite(run)
         run.save(progress)
     return progress
 
@@ -226,15 +233,32 @@ def step_row(run: Run, gradient_norm: float, tokens_per_second: float) -> dict[s
     }
 
 
-def observe(run: Run, validated: bool) -> None:
-    """Let the observers that are due look at the model, in evaluation mode."""
+@torch.inference_mode()
+def require_finite(run: Run) -> None:
+    """Refuse to validate, show or save weights that the last update spoiled: the good checkpoint stays the last.
+
+    They may be finite themselves and still overflow on the way through, so the next batch's first pass is tried.
+    """
+    inputs_BT, _ = next_batch(run.corpus.train, run.config, run.progress.step)
+    with precision(run.config):
+        logits_BTV = run.model(inputs_BT.chunk(run.config.train.grad_accumulation)[0])
+    if not torch.isfinite(logits_BTV).all():
+        raise NonFiniteError(f"step {run.progress.step}: its update left weights whose logits are not finite")
+
+
+def due_observers(run: Run, validated: bool) -> list[Observer]:
+    """Those who look at the model after this step."""
     step = run.progress.step
-    due = [o for o in run.observers if (step % o.interval == 0 if o.interval else validated)]
-    if not due:
+    return [o for o in run.observers if (step % o.interval == 0 if o.interval else validated)]
+
+
+def observe(run: Run, observers: Sequence[Observer]) -> None:
+    """Let observers look at the model, in evaluation mode."""
+    if not observers:
         return
     run.model.eval()
-    for observer in due:
-        observer.look(step, run.model)
+    for observer in observers:
+        observer.look(run.progress.step, run.model)
     run.model.train()
 
 

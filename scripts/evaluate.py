@@ -12,6 +12,7 @@ runs in NumPy. The first token of a text is not predicted.
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,8 @@ def text_to_score(options: argparse.Namespace, checkpoint: Checkpoint, tokenizer
         return str(options.file), tokenizer.encode("".join(read_text(options.file, data.encoding)))
     context, seed = checkpoint.config.model.context_length, checkpoint.config.run.seed
     corpus = open_corpus(data, context_length=context, seed=seed, tokenizer=tokenizer)
+    if corpus.fingerprint != checkpoint.metadata["corpus"]:
+        print(f"{data.source}: the text has changed since the run began", file=sys.stderr)
     if options.source == "test":
         if not len(corpus.test):
             raise UserError("--source test: the run held no test part back (data.test_fraction = 0)")

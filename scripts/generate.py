@@ -25,6 +25,8 @@ from minigpt.tokenizer import END, StreamDecoder, Tokenizer, tokenizer_from_dict
 
 def main() -> None:
     options = parse_options(make_parser())
+    if options.num_samples < 1:
+        raise UserError(f"--num-samples = {options.num_samples}: must be at least 1")
     checkpoint = find_checkpoint(options.run, options.which)
     writer = Writer(
         tokenizer=tokenizer_from_dict(checkpoint.tokenizer),
@@ -124,12 +126,12 @@ def load_engine(checkpoint: Checkpoint, device: str) -> Engine:
 
 def write_sample(writer: Writer, prompt: str, number: int, options: argparse.Namespace) -> dict[str, object]:
     """Write one text, to the terminal as it comes unless it is wanted as JSON."""
+    stream, pieces = writer.write(prompt, number), []
     if not options.json:
         if options.num_samples > 1:
             print(f"── sample {number + 1} of {options.num_samples} ──")
         print(prompt, end="", flush=True)
-    pieces = []
-    for piece in writer.write(prompt, number):
+    for piece in stream:
         pieces.append(piece)
         if not options.json:
             print(piece, end="", flush=True)
@@ -146,14 +148,15 @@ def converse(writer: Writer) -> None:
         line = sys.stdin.readline()
         if not line:
             return
-        prompt = normalise_newlines(unescape(line)).rstrip("\n")
+        prompt = normalise_newlines(unescape(line.removesuffix("\n")))
         try:
+            stream = writer.write(prompt)
             print(prompt, end="", flush=True)
-            for piece in writer.write(prompt):
+            for piece in stream:
                 print(piece, end="", flush=True)
+            print()
         except UserError as error:  # this prompt can't be written on; the next may
-            say(f"\n{error}")
-        print()
+            say(str(error))
 
 
 def say(sentence: str) -> None:

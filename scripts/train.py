@@ -38,7 +38,10 @@ def main() -> int:
         else:
             source_given = "source" in overrides.get("data", {})
             if not options.init_from:
-                overrides = merge(read_toml(options.config or DEFAULT_CONFIG), overrides)
+                tables = read_toml(options.config or DEFAULT_CONFIG)
+                if "tokenizer" in overrides.get("data", {}) and isinstance(tables.get("data"), dict):
+                    tables["data"].pop("vocab_size", None)  # it was chosen for the file's own tokenizer
+                overrides = merge(tables, overrides)
                 validate(overrides)  # a wrong key is told at once, before torch is loaded
             from minigpt import launch
 

@@ -1,0 +1,89 @@
+"""Scripts that are told to end: what is done is saved, and how to go on is said."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Tables
+from running import GENERATE, TRAIN, Answer, Trained, as_options, command, environment
+from tiny_runs import begun, rows
+
+from minigpt.checkpoint import find_checkpoint
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a closed pipe is another error there")
+def test_a_reader_who_has_had_enough_is_no_error(trained: Trained) -> None:
+    process = subprocess.Popen(
+        command(GENERATE, trained.path, "--max-new-tokens", 3000, "--num-samples", 20),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout and process.stderr
+    assert process.stdout.read(10)
+    process.stdout.close()
+    complaints = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(60), complaints) == (0, b"")
+
+
+def interrupted(words: list[str], number: int, folder: Path, at: str) -> Answer:
+    """Start training, and send the signal when ``at`` is told."""
+    log = folder / "stderr.txt"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            command(TRAIN, *words), env=environment(), stdout=subprocess.PIPE, stderr=stderr, cwd=folder
+        )
+        try:
+            deadline = time.monotonic() + 60
+            while at not in log.read_text(encoding="utf-8") and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.02)
+            process.send_signal(number)
+            out, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    return Answer(process.returncode, out.decode(), log.read_text(encoding="utf-8"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a signal can't be sent to one process there")
+def test_signals_save_and_say_how_to_go_on(tiny: Tables, tmp_path: Path) -> None:
+    """Ctrl-C in a new run, then a request to end in the resumed one; what they leave is an uncut run's."""
+    tiny["train"] |= {"max_steps": 100_000, "eval_interval": 0}
+    tiny["optim"] = {"schedule": "constant"}
+    run = tmp_path / "runs" / "tiny"
+    answer = interrupted(as_options(tiny), signal.SIGINT, tmp_path, "step 5/")
+    assert answer.code == 130, answer.err
+    first = find_checkpoint(run, "last", verify=True).step
+    assert 5 <= first < 100_000
+    assert f"interrupted and saved; go on with: python scripts/train.py --resume {run}\n" in answer.out
+    answer = interrupted(["--resume", str(run)], signal.SIGTERM, tmp_path, f"step {first + 2}/")
+    assert answer.code == 143, answer.err
+    last = find_checkpoint(run, "last", verify=True)
+    assert last.step >= first + 2
+    assert [row["step"] for row in rows(run)] == list(range(1, last.step + 1))
+    whole = begun(tiny, run={"name": "whole"}, train={"max_steps": last.step})
+    for name, array in find_checkpoint(whole.path, "last").tensors("model").items():
+        assert np.array_equal(array, last.tensors("model")[name]), name
+
+
+TWICE = """
+import signal
+from minigpt.cli import StopSignal
+with StopSignal() as stop:
+    signal.raise_signal(signal.SIGINT)
+    print(stop(), stop.exit_code, flush=True)
+    signal.raise_signal(signal.SIGTERM)
+    print("still here", flush=True)
+"""
+
+
+def test_the_second_signal_ends_at_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], env=environment(), capture_output=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 128 + signal.SIGTERM
+    assert done.stdout == "True 130\n"
