@@ -164,6 +164,13 @@ class CausalSelfAttention(nn.Module):
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
 
+    @torch.no_grad()
+    def start_by_copying(self) -> None:
+        """W_O = W_Vᵀ: each head begins by adding what it attends to, so that copying need not be learned first."""
+        value_HKD = self.value_linear.weight.unflatten(0, (self.n_kv_head, -1))
+        value_HKD = value_HKD.repeat_interleave(self.n_head // self.n_kv_head, dim=0)
+        self.output_linear.weight.copy_(value_HKD.flatten(0, 1).T)
+
     def project(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, D) at positions start … start+T-1 → queries (B, H, T, K), keys and values (B, H_kv, T, K)."""
         q_BTHK = self.query_linear(x).unflatten(-1, (self.n_head, -1))

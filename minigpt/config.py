@@ -74,7 +74,7 @@ class ModelConfig(Section):
     """The network. The defaults are the layout the fastest small-model recipes agree on."""
 
     kind: Literal["gpt"] = Field(default="gpt", description="architecture")
-    n_layer: Count = Field(default=4, description="blocks")
+    n_layer: Count = Field(default=2, description="blocks")
     n_head: Count = Field(default=4, description="query heads a block")
     n_kv_head: CountOrAuto = Field(default=0, description="key/value heads, shared by groups of query heads; 0: n_head")
     d_model: Count = Field(default=128, description="width of the residual stream")
@@ -90,8 +90,8 @@ class ModelConfig(Section):
     mlp: Literal["relu2", "relu", "gelu", "swiglu"] = Field(default="relu2", description="feed-forward activation")
     qk_norm: bool = Field(default=True, description="RMS-normalise queries and keys")
     bias: Literal["none", "all", "no_qkv"] = Field(default="none", description="which linear layers have a bias")
-    tie_embeddings: bool = Field(default=False, description="output head = token embedding")
-    logit_softcap: Rate = Field(default=15.0, description="squash logits into (-c, c); 0: off")
+    tie_embeddings: bool = Field(default=True, description="output head = token embedding")
+    logit_softcap: Rate = Field(default=0.0, description="squash logits into (-c, c); 0: off")
     dropout: Fraction = Field(default=0.0, description="dropout on the embedding and on each block's two outputs")
 
     @property
@@ -126,7 +126,7 @@ class OptimConfig(Section):
         default=1e-8, description="adamw: added to the denominator"
     )
     momentum: Fraction = Field(default=0.95, description="muon: decay of the momentum")
-    ns_steps: Count = Field(default=5, description="muon: Newton-Schulz iterations")
+    ns_steps: Count = Field(default=3, description="muon: Newton-Schulz iterations")
     weight_decay: Rate = Field(default=0.0, description="decay of matrices, times the learning rate")
     grad_clip: Rate = Field(default=1.0, description="largest gradient norm; 0: off")
     schedule: Literal["linear", "cosine", "constant"] = Field(default="linear", description="decay after warm-up")
@@ -139,11 +139,11 @@ class OptimConfig(Section):
 class TrainConfig(Section):
     """How long, in what pieces, and what is told on the way."""
 
-    batch_size: Count = Field(default=16, description="sequences per update")
+    batch_size: Count = Field(default=8, description="sequences per update")
     grad_accumulation: Count = Field(default=1, description="passes an update is cut into (same result, less memory)")
-    max_steps: Count = Field(default=500, description="updates in all")
-    eval_interval: CountOrAuto = Field(default=100, description="steps between validations; 0: only at the end")
-    eval_tokens: CountOrAuto = Field(default=200_000, description="validate on at most so many tokens; 0: all")
+    max_steps: Count = Field(default=1300, description="updates in all")
+    eval_interval: CountOrAuto = Field(default=200, description="steps between validations; 0: only at the end")
+    eval_tokens: CountOrAuto = Field(default=20_000, description="validate on at most so many tokens; 0: all")
     save_interval: CountOrAuto = Field(default=0, description="steps between checkpoints; 0: at each validation")
     log_interval: Count = Field(default=10, description="steps between logged rows")
     sample_interval: CountOrAuto = Field(default=0, description="steps between samples; 0: at each validation")

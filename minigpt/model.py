@@ -155,11 +155,11 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """Matrices keep the size of what passes through them; what a block adds, and the untied head, start at zero."""
+        """Matrices keep the size of what passes through them; the untied head and what an MLP adds start at zero."""
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
                 continue  # gains are 1; biases are set below
-            if name.endswith(("output_linear.weight", "down_linear.weight", "lm_head.weight")):
+            if name.endswith(("down_linear.weight", "lm_head.weight")):
                 parameter.zero_()
             elif name == "token_embedding.weight" and self.config.embedding_norm:
                 # Its size is normalised away on the way in. As the head too it gives first logits of about 0.5.
@@ -171,6 +171,9 @@ class GPT(nn.Module):
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 parameter.zero_()
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.attn.start_by_copying()
 
 
 class TorchEngine:

@@ -36,11 +36,13 @@ def main() -> int:
 
             outcome = launch.resume(options.resume, overrides, stop=stop)
         else:
-            source_given = "source" in overrides.get("data", {})
+            given = overrides.get("data", {})
+            source_given = "source" in given
             if not options.init_from:
                 tables = read_toml(options.config or DEFAULT_CONFIG)
-                if "tokenizer" in overrides.get("data", {}) and isinstance(tables.get("data"), dict):
-                    tables["data"].pop("vocab_size", None)  # it was chosen for the file's own tokenizer
+                other_text = "tokenizer" in given or (source_given and not options.config)
+                if other_text and isinstance(tables.get("data"), dict):
+                    tables["data"].pop("vocab_size", None)  # it was chosen for the file's own text and tokenizer
                 overrides = merge(tables, overrides)
                 validate(overrides)  # a wrong key is told at once, before torch is loaded
             from minigpt import launch

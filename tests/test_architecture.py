@@ -14,4 +14,3 @@ def test_import_directions() -> None:
     )
     assert result.returncode == 0, result.stdout
     assert "0 broken" in result.stdout
-

@@ -33,7 +33,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
     "modern": {
         "position": "rotary", "norm": "rmsnorm", "norm_weight": False, "embedding_norm": True, "mlp": "relu2",
-        "embedding_scale": False, "qk_norm": True, "bias": "none", "tie_embeddings": False, "logit_softcap": 15.0,
+        "embedding_scale": False, "qk_norm": True, "bias": "none", "tie_embeddings": True, "logit_softcap": 0.0,
     },
 }  # fmt: skip
 
@@ -58,7 +58,7 @@ def test_one_step_at_batch_one(tiny: Tables, name: str) -> None:
     before = {key: value.clone() for key, value in run.model.state_dict().items()}
     gradient_norm = train_step(run)
     even = math.log(run.corpus.tokenizer.vocab_size)
-    assert run.progress.train_loss == pytest.approx(even, rel=0.05), "an untrained model predicts about evenly"
+    assert run.progress.train_loss == pytest.approx(even, rel=0.1), "an untrained model predicts about evenly"
     assert 0 < gradient_norm < math.inf
     after = run.model.state_dict()
     assert any(not torch.equal(before[key], after[key]) for key in before)
@@ -106,5 +106,5 @@ def test_sizes(name: str, vocab_size: int, shape: tuple[int, int, int, int], par
 
 def test_the_default_run_is_that_of_the_code() -> None:
     """``Config()`` and tales.toml differ at most in what belongs to that text alone."""
-    assert set(differences(Config(), shipped("tales"))) <= {"data.vocab_size", "train.eval_tokens"}
+    assert set(differences(Config(), shipped("tales"))) == {"data.vocab_size"}
     assert shipped("tales").model == ModelConfig()

@@ -7,7 +7,7 @@ The notation is explained at the top of ``tales_english.toml``. This module know
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -109,6 +109,11 @@ class Grammar:
         """The indefinite article that ``word`` takes, with its space."""
         return self.articles[bool(self._second_before.match(word))]
 
+    def clash(self, owner: str, entries: Sequence[Entry], entry: Entry, partners: Entry | None) -> bool:
+        """Would the two owners of a pair use the same word, where there are others?"""
+        same_form = entry[0] == entry[1] or owner not in self.opposite
+        return entry == partners and same_form and len(entries) > 1
+
     def accepts(self, sentence: str) -> bool:
         """Can the grammar make this sentence? Agreement and repeated words inside it included."""
         reader = _Reader(self, sentence)
@@ -155,10 +160,10 @@ class Grammar:
         entries: list[Entry] = []
         places: dict[str, list[tuple[Entry, int]]] = {}
         for line in source.split() if isinstance(source, str) else source:
-            if " " in line:
-                entries.append((self.parse(line), self.parse(line)))
-                continue
             one, _, two = line.partition("/")
+            if " " in line:
+                entries.append((self.parse(one), self.parse(two or one)))
+                continue
             entries.append((one, two or one))
             for variant, word in enumerate((one, two or one)):
                 places.setdefault(word, []).append((entries[-1], variant))
@@ -222,9 +227,11 @@ class _Reader:
 
     def _entries(self, slot: Slot, table: Table, position: int, bound: _Bound) -> Iterator[tuple[int, _Bound]]:
         for entry in table.entries:
-            phrase = entry[0]
-            if isinstance(phrase, tuple) and (now_bound := self._bind(slot, table, entry, bound)) is not None:
-                yield from self._rest(owned(phrase, slot), position, now_bound)
+            for variant, phrase in enumerate(entry[: 1 if entry[0] == entry[1] else 2]):
+                if not isinstance(phrase, tuple):
+                    continue
+                if (now_bound := self._bind(slot, table, entry, bound, variant)) is not None:
+                    yield from self._rest(owned(phrase, slot), position, now_bound)
         for spelled, end in self._words(slot, position):
             for entry, variant in table.places.get(spelled, ()):
                 if (now_bound := self._bind(slot, table, entry, bound, variant)) is not None:
@@ -251,7 +258,9 @@ class _Reader:
             return bound
         owner, key = slot.owner, (slot.owner, slot.field)
         partner = self.grammar.partner[owner]
-        if bound.get(key, entry) != entry or (len(table.entries) > 1 and bound.get((partner, slot.field)) == entry):
+        if bound.get(key, entry) != entry or self.grammar.clash(
+            owner, table.entries, entry, bound.get((partner, slot.field))
+        ):
             return None
         if entry[0] == entry[1]:
             return {**bound, key: entry}

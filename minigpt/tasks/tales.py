@@ -297,7 +297,7 @@ class _Teller:
             else:
                 entries = table.entries
             entry = self._draw(entries, squarings=0 if table.by else 1)
-            if entry == self.values.get(partner) and len(entries) > 1:
+            if self.grammar.clash(owner, entries, entry, self.values.get(partner)):
                 continue
             self.values[key] = entry
             facts = {
