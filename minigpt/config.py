@@ -90,6 +90,9 @@ class ModelConfig(Section):
     mlp: Literal["relu2", "relu", "gelu", "swiglu"] = Field(default="relu2", description="feed-forward activation")
     qk_norm: bool = Field(default=True, description="RMS-normalise queries and keys")
     bias: Literal["none", "all", "no_qkv"] = Field(default="none", description="which linear layers have a bias")
+    attention_init: Literal["copy", "zero"] = Field(
+        default="copy", description="what a head adds at first: a copy of what it attends to, or nothing"
+    )
     tie_embeddings: bool = Field(default=True, description="output head = token embedding")
     logit_softcap: Rate = Field(default=0.0, description="squash logits into (-c, c); 0: off")
     dropout: Fraction = Field(default=0.0, description="dropout on the embedding and on each block's two outputs")

@@ -155,25 +155,24 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """Matrices keep the size of what passes through them; the untied head and what an MLP adds start at zero."""
+        """Matrices keep the size of what passes through them; what a block adds, and the untied head, start at zero.
+
+        With ``attention_init = "copy"`` what attention adds starts as a copy instead, see ``start_by_copying``.
+        """
         for name, parameter in self.named_parameters():
-            if parameter.ndim < 2:
-                continue  # gains are 1; biases are set below
-            if name.endswith(("down_linear.weight", "lm_head.weight")):
+            if name.endswith(("bias", "output_linear.weight", "down_linear.weight", "lm_head.weight")):
                 parameter.zero_()
             elif name == "token_embedding.weight" and self.config.embedding_norm:
                 # Its size is normalised away on the way in. As the head too it gives first logits of about 0.5.
                 parameter.normal_(std=0.5 * self.config.d_model**-0.5 if self.config.tie_embeddings else 1.0)
             elif name.endswith("embedding.weight"):
                 parameter.normal_(std=self.config.d_model**-0.5 if self.config.embedding_scale else 0.02)
-            else:
+            elif name.endswith("linear.weight"):
                 parameter.normal_(std=parameter.shape[1] ** -0.5)
-        for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                parameter.zero_()
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            block.attn.start_by_copying()
+        if self.config.attention_init == "copy":
+            for block in self.blocks:
+                assert isinstance(block, Block)
+                block.attn.start_by_copying()
 
 
 class TorchEngine:
