@@ -156,7 +156,8 @@ def generate(
         max_new_tokens: how many ids at most.
         options: how each is chosen.
         seed: fixes the draws; several texts take seed, seed + 1, ...
-        end: the id that ends a text and is not part of it; None: only ``max_new_tokens`` ends it.
+        end: the id that ends a text and is not part of it, never drawn right at a document's beginning; None: only
+            ``max_new_tokens`` ends a text.
         banned: ids never drawn, such as those of a vocabulary that was padded.
 
     Raises:
@@ -177,7 +178,8 @@ def generate(
             memory, start, read = engine.new_memory(), begin, begin
         logits = engine.logits(np.array(tokens[read:]), memory)
         read = len(tokens)
-        token = draw(distribution(logits, history, options, banned), uniforms.random())
+        barred = {*banned, end} if tokens == [end] else banned  # no document is empty
+        token = draw(distribution(logits, history, options, barred), uniforms.random())
         if token == end:
             return
         yield token

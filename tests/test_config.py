@@ -116,8 +116,9 @@ def test_the_command_line_wins_even_with_false_and_changes_nothing_else():
 
 
 def test_with_values_validates():
-    config = Config().with_values(run={"name": "bard"}, model={"n_layer": 2})
-    assert differences(Config(), config) == {"run.name": ("", "bard"), "model.n_layer": (4, 2)}
+    four_layers = Config().with_values(model={"n_layer": 4})
+    config = four_layers.with_values(run={"name": "bard"}, model={"n_layer": 2})
+    assert differences(four_layers, config) == {"run.name": ("", "bard"), "model.n_layer": (4, 2)}
     with pytest.raises(UserError, match="n_layerz"):
         config.with_values(model={"n_layerz": 2})
 

@@ -15,20 +15,22 @@ from minigpt.plain import PlainEngine, forward
 from minigpt.sampling import SamplingOptions, generate
 
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "modern": {},
+    "default": {},
+    "modern": {"attention_init": "zero", "tie_embeddings": False, "logit_softcap": 15},
     "tutorial": {
         "position": "sinusoidal", "norm": "layernorm", "norm_weight": True, "embedding_norm": False, "mlp": "relu",
-        "embedding_scale": True, "qk_norm": False, "bias": "no_qkv", "logit_softcap": 0,
+        "embedding_scale": True, "qk_norm": False, "bias": "no_qkv", "attention_init": "zero", "tie_embeddings": False,
+        "logit_softcap": 0,
     },
     "gpt2": {
         "position": "learned", "norm": "layernorm", "norm_weight": True, "embedding_norm": False, "mlp": "gelu",
-        "qk_norm": False, "bias": "all", "tie_embeddings": True, "logit_softcap": 0,
+        "qk_norm": False, "bias": "all", "attention_init": "zero", "tie_embeddings": True, "logit_softcap": 0,
     },
     "llama": {
         "norm_weight": True, "embedding_norm": False, "mlp": "swiglu", "n_kv_head": 2, "qk_norm": False,
-        "logit_softcap": 0,
+        "attention_init": "zero", "tie_embeddings": False, "logit_softcap": 0,
     },
-    "no positions": {"position": "none"},
+    "no positions": {"position": "none", "tie_embeddings": False, "logit_softcap": 15},
 }  # fmt: skip
 VOCAB = 20
 
@@ -123,10 +125,11 @@ def test_dropout_is_off_when_evaluating() -> None:
     assert not torch.equal(model(tokens(1, 8)), model(tokens(1, 8)))
 
 
-def test_parameter_count() -> None:
-    modern = GPT(validate({"model": {"context_length": 64}}).model, 66)
-    assert modern.n_parameter == 4 * 12 * 128**2 + 2 * 66 * 128
-    assert {name.split(".")[0] for name, _ in modern.named_parameters()} == {"token_embedding", "blocks", "lm_head"}
+@pytest.mark.parametrize(("tied", "tables"), [(False, {"token_embedding", "lm_head"}), (True, {"token_embedding"})])
+def test_parameter_count(tied: bool, tables: set[str]) -> None:
+    model = GPT(validate({"model": {"n_layer": 4, "context_length": 64, "tie_embeddings": tied}}).model, 66)
+    assert model.n_parameter == 4 * 12 * 128**2 + len(tables) * 66 * 128
+    assert {name.split(".")[0] for name, _ in model.named_parameters()} == {"blocks", *tables}
 
 
 def test_logits_stay_inside_the_cap() -> None:

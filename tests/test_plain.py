@@ -20,23 +20,27 @@ PARTS = {example["name"]: example for example in EXAMPLES["parts"]}
 BARE = {"norm_weight": False, "embedding_norm": False, "qk_norm": False, "bias": "none", "logit_softcap": 0.0}
 LAYOUTS = {
     "default": ModelConfig(),
+    "modern": ModelConfig(tie_embeddings=False, logit_softcap=15),
     "tutorial": ModelConfig(
         position="sinusoidal", norm="layernorm", norm_weight=True, mlp="relu", bias="no_qkv",
-        embedding_scale=True, embedding_norm=False, qk_norm=False, logit_softcap=0,
+        embedding_scale=True, embedding_norm=False, qk_norm=False, tie_embeddings=False, logit_softcap=0,
     ),
     "gpt2": ModelConfig(
         position="learned", norm="layernorm", norm_weight=True, mlp="gelu", bias="all", tie_embeddings=True,
         embedding_norm=False, qk_norm=False, logit_softcap=0,
     ),
     "llama": ModelConfig(
-        norm_weight=True, mlp="swiglu", n_kv_head=2, embedding_norm=False, qk_norm=False, logit_softcap=0,
+        norm_weight=True, mlp="swiglu", n_kv_head=2, embedding_norm=False, qk_norm=False, tie_embeddings=False,
+        logit_softcap=0,
     ),
-    "no positions, odd heads": ModelConfig(position="none", d_model=36, n_kv_head=1, d_ff=20, bias="all"),
+    "no positions, odd heads": ModelConfig(
+        position="none", d_model=36, n_kv_head=1, d_ff=20, bias="all", tie_embeddings=False, logit_softcap=15,
+    ),
     "everything at once": ModelConfig(
         norm="layernorm", norm_weight=True, mlp="swiglu", n_kv_head=2, bias="all", embedding_scale=True,
-        tie_embeddings=True,
+        tie_embeddings=True, logit_softcap=15,
     ),
-    "one head, tight cap": ModelConfig(n_head=1, position="learned", mlp="gelu", logit_softcap=1.5),
+    "one head, tight cap": ModelConfig(n_head=1, position="learned", mlp="gelu", tie_embeddings=False, logit_softcap=1.5),
 }  # fmt: skip
 VOCAB = 19
 
@@ -263,7 +267,7 @@ def test_norms_make_blind_to_scale(option: str) -> None:
     """Queries and keys, or embeddings, 64 times as large: no difference with the norm, a clear one without."""
     names = ("query_linear", "key_linear") if option == "qk_norm" else ("token_embedding",)
     for on in (True, False):
-        config = small(ModelConfig(), **{option: on})
+        config = small(ModelConfig(tie_embeddings=False), **{option: on})
         tensors = random_tensors(config)
         larger = {name: tensor * (64 if name.split(".")[-2] in names else 1) for name, tensor in tensors.items()}
         change = forward(from_tensors(larger, config), range(6)) - forward(from_tensors(tensors, config), range(6))

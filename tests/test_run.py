@@ -244,7 +244,7 @@ def test_names_that_are_no_unicode_are_kept(config, tmp_path):
 
 
 def test_training_knobs_may_change_and_are_told():
-    saved = Config().with_values(model={"n_layer": 2})
+    saved = Config().with_values(model={"n_layer": 2}, train={"max_steps": 500, "eval_interval": 100})
     config, changes = resume_config(
         saved,
         {"optim": {"lr": "0.01"}, "train": {"max_steps": "900", "eval_interval": "50"}, "model": {"n_layer": "2"}},
@@ -271,7 +271,7 @@ def test_what_a_run_is_may_not_change(table, key, value, told_values):
 
 
 def test_every_refused_key_is_told_and_values_are_checked():
-    sentence = told(resume_config, Config(), {"model": {"n_layer": "2", "d_model": "64"}, "run": {"seed": "7"}})
+    sentence = told(resume_config, Config(), {"model": {"n_layer": "3", "d_model": "64"}, "run": {"seed": "7"}})
     assert [line.split(":")[0] for line in sentence.splitlines()[:-1]] == ["run.seed", "model.n_layer", "model.d_model"]
     assert "optim.lr = fast: must be" in told(resume_config, Config(), {"optim": {"lr": "fast"}})
 

@@ -208,6 +208,15 @@ def test_generation_ends_at_the_end_id_and_starts_from_it() -> None:
     assert list(generate(count_up(), [2], max_new_tokens=0, options=GREEDY)) == []
 
 
+def test_a_document_is_never_empty() -> None:
+    """A tied head, untrained, finds END likeliest after END: the text begins with the next likeliest all the same."""
+    ends_at_once = TableEngine(np.tile([9.0, 1.0, 4.0, 2.0, 3.0], (5, 1)))
+    for prompt in ([], [0]):
+        assert list(generate(ends_at_once, prompt, max_new_tokens=9, options=GREEDY)) == [2]
+    assert list(generate(ends_at_once, [3], max_new_tokens=9, options=GREEDY)) == []
+    assert list(generate(ends_at_once, [0], max_new_tokens=2, options=GREEDY, end=None)) == [0, 0]
+
+
 def test_negative_seed_is_refused() -> None:
     with pytest.raises(UserError, match="seed = -3"):
         next(generate(uniform_engine(), [1], max_new_tokens=1, options=GREEDY, seed=-3))
