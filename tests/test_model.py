@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from minigpt.attention import attention_weights, causal_mask
 from minigpt.config import ModelConfig, validate
-from minigpt.model import GPT, TorchEngine
+from minigpt.model import GPT, Block, TorchEngine
 from minigpt.normal_form import from_tensors
 from minigpt.plain import PlainEngine, forward
 from minigpt.sampling import SamplingOptions, generate
@@ -35,11 +37,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 VOCAB = 20
 
 
-def small_config(layout: str = "modern", **changes: Any) -> ModelConfig:
+def small_config(layout: str = "default", **changes: Any) -> ModelConfig:
     return validate({"model": {"d_model": 32, "n_layer": 2, "context_length": 8, **LAYOUTS[layout], **changes}}).model
 
 
-def small_model(layout: str = "modern", **changes: Any) -> GPT:
+def small_model(layout: str = "default", **changes: Any) -> GPT:
     """A float64 model in evaluation mode whose weights are all away from zero."""
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)  # tables of positions too are made in it
@@ -118,6 +120,43 @@ def test_untrained_model_predicts_evenly(layout: str) -> None:
     assert (logits == 0).all()
 
 
+def test_untrained_tied_model_predicts_almost_evenly() -> None:
+    """The head can't start at zero: it is the embedding. It starts small."""
+    torch.manual_seed(0)
+    sequence, vocab_size = torch.randint(2000, (4, 129)), 2000
+    logits = GPT(ModelConfig(), vocab_size)(sequence[:, :-1])
+    assert logits.std().item() == pytest.approx(0.5, abs=0.05)
+    loss = F.cross_entropy(logits.flatten(0, 1), sequence[:, 1:].flatten()).item()
+    assert math.log(vocab_size) < loss < math.log(vocab_size) + 0.3
+
+
+@pytest.mark.parametrize("n_kv_head", [4, 2, 1])
+def test_heads_start_by_copying(n_kv_head: int) -> None:
+    """W_O = W_Vᵀ, head by head: what is attended to comes back as it was, as far as the head can hold it."""
+    torch.manual_seed(0)
+    config = small_config(n_kv_head=n_kv_head)
+    x_BTD, head_dim, group = torch.randn(2, 8, 32), 8, 4 // n_kv_head
+    for block in GPT(config, VOCAB).blocks:
+        assert isinstance(block, Block)
+        attn, expected_BTD = block.attn, torch.zeros(2, 8, 32)
+        query, key, _ = attn.project(x_BTD)
+        for head in range(4):
+            shared = head // group
+            value_KD = attn.value_linear.weight[shared * head_dim : (shared + 1) * head_dim]
+            output_DK = attn.output_linear.weight[:, head * head_dim : (head + 1) * head_dim]
+            assert torch.equal(output_DK, value_KD.T) and value_KD.std() > 0
+            weights_BTS = attention_weights(query[:, head], key[:, shared], causal_mask(8, 8))
+            expected_BTD += weights_BTS @ x_BTD @ value_KD.T @ value_KD
+        torch.testing.assert_close(attn(x_BTD), expected_BTD, rtol=1e-4, atol=1e-5)
+
+
+def test_heads_may_start_by_adding_nothing() -> None:
+    for block in GPT(small_config(attention_init="zero"), VOCAB).blocks:
+        assert isinstance(block, Block)
+        assert (block.attn(torch.randn(2, 8, 32)) == 0).all()
+        assert block.attn.value_linear.weight.std() > 0
+
+
 def test_dropout_is_off_when_evaluating() -> None:
     model = small_model(dropout=0.5)
     assert torch.equal(model(tokens(1, 8)), model(tokens(1, 8)))
@@ -133,7 +172,7 @@ def test_parameter_count(tied: bool, tables: set[str]) -> None:
 
 
 def test_logits_stay_inside_the_cap() -> None:
-    model = small_model(logit_softcap=3.0)
+    model = small_model("modern", logit_softcap=3.0)
     with torch.no_grad():
         model.lm_head.weight.mul_(100)
     largest = model(tokens(1, 8)).abs().max().item()

@@ -40,7 +40,9 @@ LAYOUTS = {
         norm="layernorm", norm_weight=True, mlp="swiglu", n_kv_head=2, bias="all", embedding_scale=True,
         tie_embeddings=True, logit_softcap=15,
     ),
-    "one head, tight cap": ModelConfig(n_head=1, position="learned", mlp="gelu", tie_embeddings=False, logit_softcap=1.5),
+    "one head, tight cap": ModelConfig(
+        n_head=1, position="learned", mlp="gelu", tie_embeddings=False, logit_softcap=1.5,
+    ),
 }  # fmt: skip
 VOCAB = 19
 

@@ -14,13 +14,15 @@ from minigpt.launch import resume, start, verify
 # ── going on ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_interrupted_after_every_step_a_run_ends_in_the_same_bits(tiny: Tables, english: str, optimizer: str) -> None:
+@pytest.mark.parametrize(("optimizer", "tied"), [("muon", True), ("muon", False), ("adamw", False)])
+def test_interrupted_after_every_step_a_run_ends_in_the_same_bits(
+    tiny: Tables, english: str, optimizer: str, tied: bool
+) -> None:
     """Dropout, accumulation, validations and an epoch's end lie on the way; each step starts from a file."""
     steps = 10
     changes = {
         "data": {"val_fraction": 0.9},
-        "model": {"dropout": 0.1},
+        "model": {"dropout": 0.1, "tie_embeddings": tied},
         "optim": {"name": optimizer, "warmup_steps": 3, "weight_decay": 0.1},
         "train": {"max_steps": steps, "grad_accumulation": 2, "eval_interval": 4, "save_interval": 1, "keep_last": 0},
     }

@@ -93,7 +93,8 @@ def test_the_first_steps_have_known_numbers(make_run: MakeRun, name: str, start:
         f"(loss, gradient norm) of the first steps are {got} and were {known}: data order, initial weights, "
         "dropout, model, loss or optimizer has changed, and runs begun before can't be continued bit for bit. If that "
         "is meant, put the new numbers into GOLDEN and say so in the commit. If not: the first loss, from zeros, is "
-        "ln of the vocabulary; the first norm depends on data, weights, dropout and model; the rest on the optimizer too."
+        "ln of the vocabulary; the first norm depends on data, weights, dropout and model; the rest also on the "
+        "optimizer."
     )
 
 
