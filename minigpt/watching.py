@@ -1,5 +1,6 @@
 """What a person sees of a run: the plan before it, samples and attention on the way."""
 
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from minigpt.tracking import Tracker
 from minigpt.training import Observer
 
 SAMPLE_TOKENS = 120
+WIDTH = 78  # columns of the console that a sample takes
 
 
 def plan(parts: Parts, path: Path) -> list[str]:
@@ -26,8 +28,9 @@ def plan(parts: Parts, path: Path) -> list[str]:
     return [
         f"{path}: {shape.n_layer} layers, {shape.n_head} heads, {shape.d_model} wide, context {shape.context_length}: "
         f"{model.n_parameter:,} parameters",
-        f"text {config.data.source}: vocabulary of {corpus.tokenizer.vocab_size:,} ({corpus.tokenizer.name}), "
-        f"{len(corpus.train):,} tokens to train on, {max(0, checked):,} of {len(corpus.val):,} to validate on",
+        f"text {config.data.source}: {len(corpus.train):,} tokens to train on, "
+        f"{max(0, checked):,} of {len(corpus.val):,} to validate on",
+        f"tokens: {corpus.tokenizer.name}, a vocabulary of {corpus.tokenizer.vocab_size:,}",
         f"{settings.max_steps:,} steps of {settings.batch_size} x {shape.context_length} tokens ({epochs:.2g} epochs), "
         f"{config.run.device}, {config.run.dtype}, threads {config.run.threads}",
     ]
@@ -52,7 +55,8 @@ def sampler(parts: Parts, tracker: Tracker) -> Observer:
         )
         text = config.train.sample_prompt + tokenizer.decode(list(ids))
         tracker.text("sample", text, step)
-        tracker.say(f"\n── step {step} writes ──\n{text.strip()}\n")
+        shown = "\n".join(textwrap.fill(line, WIDTH) for line in text.strip().splitlines())
+        tracker.say(f"\n── step {step} writes ──\n{shown}\n")
 
     return Observer(config.train.sample_interval, look)
 

@@ -61,7 +61,9 @@ def main() -> int:
     if stop():
         print(f"interrupted and saved; go on with: python scripts/train.py --resume {path}")
     else:
-        print(f"next: python scripts/generate.py {path}   or   tensorboard --logdir {outcome.config.run.dir}")
+        print(f"next: python scripts/generate.py {path}")
+        print(f"      python scripts/evaluate.py {path}")
+        print(f"      tensorboard --logdir {path.parent}")
     return stop.exit_code
 
 

@@ -1,0 +1,60 @@
+"""The README's commands, copied from it and run in its order in one folder; training lines are cut to two steps."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from running import ROOT, Script
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = [
+    line
+    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+    if line.strip() and not line.startswith("#")
+]
+SCRIPTS = [line for line in COMMANDS if line.startswith("python scripts/") and "benchmark" not in line]
+
+
+def test_the_two_lines_that_do_all() -> None:
+    """One installs and trains, one installs and tests; both install from the project's own files."""
+    start = "python -m venv .venv && . .venv/bin/activate && pip install -c constraints.txt -e "
+    assert COMMANDS[0] == f"{start}. && python scripts/train.py"
+    assert COMMANDS[1] == f'{start}".[test]" && pytest'
+    assert "python -m venv .venv; .venv\\Scripts\\Activate.ps1; pip install -c constraints.txt -e .;" in README
+
+
+def test_every_command(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "README.md").read_text(encoding="utf-8") + "ROMEO: JULIET:\n" * 20
+    (tmp_path / "my-texts").mkdir()
+    for name in ("my-texts/one.txt", "my-texts/two.md", "other.txt", "bard.txt"):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    step = 0
+    for line in SCRIPTS:
+        words = [str(ROOT / word) if word.startswith("configs/") else word for word in shlex.split(line)[1:]]
+        if words[0] == "scripts/train.py":
+            step += 2 if "--resume" in words or step == 0 else 0
+            words += ["--train.max-steps", str(step), "--run.threads", "1", "--data.cache-dir", "cache"]
+            if "shakespeare_char" in line:  # its text comes from the network
+                words += ["--data.source", "bard.txt"]
+        if "--verify" in words:
+            words[words.index("--verify") + 1] = "2"
+        answer = script(ROOT / words[0], *words[1:])
+        assert answer.code == 0, f"{line}\n{answer.err}"
+        assert answer.out
+    assert {path.name for path in Path("runs").iterdir()} == {"bard", "my-texts", "other"}
+
+
+def test_the_file_map_names_every_module_and_nothing_else() -> None:
+    named = set(re.findall(r"\b[a-z_]+\.py\b", README.split("## Where things are")[1].split("```")[1]))
+    there = {path.name for path in (ROOT / "minigpt").glob("*.py")} - {"__init__.py", "errors.py", "cli.py"}
+    assert named == there
+    for folder in ("tasks", "inspection", "studies"):
+        assert f"minigpt/{folder}/" in README
+
+
+def test_every_shipped_configuration_is_named() -> None:
+    for path in (ROOT / "configs").glob("*.toml"):
+        assert path.stem in README
