@@ -1,13 +1,16 @@
 """What is told: rows, TensorBoard and the console agree, a resumed run has no doubles, and telling never kills."""
 
 import io
+import itertools
 import json
 import math
 import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,6 +29,13 @@ class Terminal(io.StringIO):
 
     def fileno(self) -> int:
         return 2
+
+
+@pytest.fixture(autouse=True)
+def a_second_between_event_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorBoard reads files in the order of their names: second, then a counter as text, where 10 is before 9."""
+    clock = SimpleNamespace(time=partial(next, itertools.count(1_800_000_000.0)))
+    monkeypatch.setattr("tensorboard.summary.writer.event_file_writer.time", clock)
 
 
 @pytest.fixture
