@@ -32,8 +32,12 @@ def test_training_leaves_its_files_and_tells_what_comes_next(trained: Trained) -
     sample = (path / "samples" / "step-00000040.txt").read_text(encoding="utf-8")
     assert sample.startswith("é\n") and 20 < len(sample) <= 2 + 120
     assert list((path / "tensorboard").iterdir())
-    assert f"next: python scripts/generate.py {path}   or   tensorboard --logdir {path.parent}" in trained.done.stdout
-    assert "28 (char)" in trained.done.stderr, "the plan"
+    assert trained.done.stdout.splitlines()[-3:] == [
+        f"next: python scripts/generate.py {path}",
+        f"      python scripts/evaluate.py {path}",
+        f"      tensorboard --logdir {path.parent}",
+    ]
+    assert "tokens: char, a vocabulary of 28\n" in trained.done.stderr, "the plan"
     assert "step 40/40" in trained.done.stderr, "plain lines where there is no terminal"
     assert str(path.parent.parent) in str(trained.text)
     assert sorted(entry.name for entry in path.parent.parent.iterdir()) == ["cache", "runs", "story.txt"]
