@@ -145,7 +145,7 @@ class TrainConfig(Section):
     batch_size: Count = Field(default=8, description="sequences per update")
     grad_accumulation: Count = Field(default=1, description="passes an update is cut into (same result, less memory)")
     max_steps: Count = Field(default=1300, description="updates in all")
-    eval_interval: CountOrAuto = Field(default=200, description="steps between validations; 0: only at the end")
+    eval_interval: CountOrAuto = Field(default=150, description="steps between validations; 0: only at the end")
     eval_tokens: CountOrAuto = Field(default=20_000, description="validate on at most so many tokens; 0: all")
     save_interval: CountOrAuto = Field(default=0, description="steps between checkpoints; 0: at each validation")
     log_interval: Count = Field(default=10, description="steps between logged rows")
