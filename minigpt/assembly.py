@@ -68,7 +68,7 @@ def restored(checkpoint: Checkpoint, config: Config) -> Parts:
         )
     except UserError as error:
         raise UserError(f"{config.data.source}: can't be read as it was when the run began: {error}") from None
-    if corpus.fingerprint != checkpoint.metadata["corpus"]:
+    if corpus.fingerprint != checkpoint.metadata.get("corpus"):
         raise UserError(
             f"{config.data.source}: the text has changed since the run began; to train on with another text, "
             f"start a new run with --init-from {checkpoint.path}"
@@ -92,7 +92,9 @@ def initial_config(parent: Checkpoint | None, overrides: Mapping[str, Any]) -> C
     """
     if parent is None:
         return validate(overrides)
-    inherited = merge(parent.config.model_dump(), {"run": {"name": "", "overwrite": False}})
+    inherited = merge(
+        parent.config.model_dump(), {"run": {"name": "", "overwrite": False, "device": "auto", "threads": 0}}
+    )
     config = validate(merge(inherited, overrides))
     fixed = {
         key: pair
@@ -140,7 +142,10 @@ def check_texts(config: Config, tokenizer: Tokenizer) -> None:
 
 def machine_facts(config: Config) -> dict[str, str]:
     """What besides seed and data decides the exact bits."""
-    return machine(device=config.run.device, threads=config.run.threads)
+    kernels = torch.backends.cpu.get_cpu_capability()
+    if config.run.device.startswith("cuda"):
+        kernels = torch.cuda.get_device_name(config.run.device)
+    return {**machine(device=config.run.device, threads=config.run.threads), "kernels": kernels}
 
 
 def prepare_machine(config: Config) -> None:

@@ -193,8 +193,11 @@ def find_checkpoint(
     path = Path(run_or_file)
     if which not in ("best", "last") and not (which.isascii() and which.isdigit()):
         raise UserError(f"checkpoint {which!r}: must be best, last, or the number of a step")
-    if path.is_file():
-        return read_checkpoint(path, verify=verify)
+    if os.path.isfile(path):  # unlike the method of Path it has an answer for names that no system takes
+        found = read_checkpoint(path, verify=verify)
+        if which.isdigit() and int(which) != found.step:
+            raise UserError(f"{path}: this file is step {found.step}, not {which}")
+        return found
     folder = path / "checkpoints"
     steps = _steps(folder)
     if not steps:

@@ -26,6 +26,8 @@ def run_script(main: Callable[[], int | None]) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
     try:
         code = main()
         sys.stdout.flush()
@@ -75,6 +77,8 @@ class StopSignal:
         if self.number:
             os._exit(128 + number)
         self.number = number
+        with contextlib.suppress(OSError):
+            os.write(2, b"\nstopping after this step and saving; once more ends at once\n")
 
 
 def unescape(text: str) -> str:

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -21,10 +20,12 @@ from minigpt.checkpoint import (
 )
 from minigpt.config import Config, to_toml
 from minigpt.errors import TrainingStopped, UserError
-from minigpt.run import RunFolder, create_run, machine_changes, open_run, resume_config
+from minigpt.run import RunFolder, as_word, create_run, machine_changes, open_run, resume_config
 from minigpt.tracking import Tracker
 from minigpt.training import NonFiniteError, Progress, Run, next_batch, precision, train, train_step
 from minigpt.watching import attention_watcher, plan, sampler
+
+SAFE_RATE = {"muon": 0.01, "adamw": 0.001}  # what to try after a loss that is not finite, at most
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,15 @@ def resume(path: Path, overrides: Mapping[str, Any], *, stop: Stop = lambda: Fal
         parts = restored(checkpoint, config)
         folder.cut_metrics(checkpoint.step)
         folder.write_config(parts.config)
-        sentences += changes + machine_changes(checkpoint.metadata["machine"], machine_facts(parts.config))
+        sentences += [f"goes on from step {checkpoint.step}", *changes]
+        sentences += machine_changes(checkpoint.metadata.get("machine", {}), machine_facts(parts.config))
         return run_training(parts, folder, saved_progress(checkpoint), stop, sentences)
 
 
-def verify(path: Path, step: int) -> tuple[int, list[str]]:
+def verify(path: Path, step: int, say: Callable[[str], None] = lambda sentence: None) -> tuple[int, list[str]]:
     """Train anew from the checkpoint before ``step`` up to it, and compare with the one saved there.
+
+    ``say`` is told what differs from the machine that trained.
 
     Returns:
         The step it began at, and the names of the tensors whose bits differ.
@@ -98,12 +102,15 @@ def verify(path: Path, step: int) -> tuple[int, list[str]]:
         raise UserError(f"{path}: no checkpoint before step {step} to begin at")
     begin = last(earlier)
     parts = restored(begin, saved.config)
+    for sentence in machine_changes(saved.metadata.get("machine", {}), machine_facts(parts.config)):
+        say(sentence)
     run = Run(
         config=parts.config,
         corpus=parts.corpus,
         model=parts.model,
         optimizers=parts.optimizers,
         progress=saved_progress(begin),
+        forward=compiled(parts, say) if parts.config.run.compile else None,
     )
     while run.progress.step < step:
         train_step(run)
@@ -113,7 +120,7 @@ def verify(path: Path, step: int) -> tuple[int, list[str]]:
         f"{kind}.{name}"
         for kind, tensors in expected.items()
         for name, tensor in tensors.items()
-        if not np.array_equal(tensor, got[kind][name].cpu().numpy())
+        if tensor.tobytes() != got[kind][name].cpu().numpy().tobytes()
     ]
 
 
@@ -202,7 +209,7 @@ def after_non_finite(error: NonFiniteError, folder: RunFolder, config: Config) -
     good = find_checkpoint(folder.path, "last", say=lambda _sentence: None)
     return (
         f"{error}; the checkpoint of step {good.step} is kept. Go on from it with a lower learning rate: "
-        f"--resume {folder.path} --optim.lr {config.optim.lr / 3:.2g}"
+        f"--resume {as_word(folder.path)} --optim.lr {min(config.optim.lr / 3, SAFE_RATE[config.optim.name]):.2g}"
     )
 
 
@@ -221,5 +228,5 @@ def smaller_passes(folder: RunFolder, config: Config) -> str:
     more = next((n for n in divisors if n >= 4 * passes), divisors[-1])
     return (
         f"out of memory; batch {batch // passes} -> {batch // more} with accumulation {more} gives the same result: "
-        f"--resume {folder.path} --train.grad-accumulation {more}"
+        f"--resume {as_word(folder.path)} --train.grad-accumulation {more}"
     )

@@ -11,7 +11,6 @@ from minigpt.config import OptimConfig
 
 # Quintic whose iteration sends singular values in (0, 1] near 1 (Jordan et al. 2024, "Muon").
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-STATE_KEYS = ("momentum", "exp_avg", "exp_avg_sq", "step")
 
 
 def learning_rate_factor(step: int, max_steps: int, config: OptimConfig) -> float:
@@ -136,11 +135,12 @@ class Optimizers:
         return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what ``state`` gave; exact to the bit."""
+        """Put back what ``state`` gave; exact to the bit. What another kind of optimizer kept is passed over."""
         for optimizer in self.all:
+            keys = ("momentum",) if isinstance(optimizer, Muon) else ("exp_avg", "exp_avg_sq", "step")
             for parameter in (p for group in optimizer.param_groups for p in group["params"]):
                 state = optimizer.state[parameter]
-                for key in STATE_KEYS:
+                for key in keys:
                     saved = tensors.get(f"{self.names[parameter]}.{key}")
                     if saved is not None and key in state:
                         state[key].copy_(saved)  # Muon's momenta are slices of one stack

@@ -124,9 +124,9 @@ def create_run(config: Config) -> RunFolder:
     """
     assert config.run.name, "see run_name"
     path = Path(config.run.dir) / config.run.name
-    if _is_run(path) and config.run.overwrite:
-        _move_aside(path)
     try:
+        if _is_run(path) and config.run.overwrite:
+            _move_aside(path)
         _refuse_used(path)
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -153,17 +153,23 @@ def open_run(path: str | Path) -> RunFolder:
     return RunFolder(path, _locked(path))
 
 
+def as_word(path: Path) -> str:
+    """The path as one word of a command line."""
+    return f'"{path}"' if " " in str(path) else str(path)
+
+
 def _is_run(path: Path) -> bool:
-    return (path / "config.toml").is_file() or (path / "checkpoints").is_dir()
+    # Unlike the methods of Path these have an answer for names that no system takes.
+    return os.path.isfile(path / "config.toml") or os.path.isdir(path / "checkpoints")
 
 
 def _refuse_used(path: Path) -> None:
-    if _is_run(path):
+    if any(path.glob("checkpoints/step-*.safetensors")):
         raise UserError(
-            f"{path} already holds a run; go on with it by --resume {path}, give the new one another name by "
+            f"{path} already holds a run; go on with it by --resume {as_word(path)}, give the new one another name by "
             "--run.name NAME, or move the old one aside by --run.overwrite true"
         )
-    if path.is_dir() and any(not entry.name.startswith(".") for entry in path.iterdir()):
+    if not _is_run(path) and path.is_dir() and any(not entry.name.startswith(".") for entry in path.iterdir()):
         raise UserError(f"{path}: this folder holds other files and is no run; choose another --run.name or --run.dir")
 
 

@@ -19,6 +19,7 @@ import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ def open_source(data: DataConfig, downloads: Path) -> Source:
     if data.source == "tales":
         from minigpt.tasks import tales
 
-        return _from_texts(data.source, list(tales.corpus()))
+        told = cache(tales.corpus)  # a second and more, spared where the token files are there already
+        return Source(data.source, lambda: ([text] for text in told()), f"tales {tales.CORPUS_SHA256}")
     known = known_sources()
     if data.source not in known:
         return _from_files(_find_files(data.source, [*known, "tales"]), data)
@@ -200,7 +202,12 @@ def _find_files(source: str, known: list[str]) -> list[Path]:
             return [path]
         if path.is_dir() and source:
             found = [p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file()]
-            files = [p for p in found if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+            runs = {p.parent for p in path.rglob("config.toml") if (p.parent / "checkpoints").is_dir()}
+            files = [
+                p
+                for p in found
+                if not any(part.startswith(".") for part in p.relative_to(path).parts) and runs.isdisjoint(p.parents)
+            ]
             if not files:
                 raise UserError(f"{source}: no text in this folder; it needs files that end in {', '.join(SUFFIXES)}")
         else:
@@ -250,7 +257,7 @@ def read_text(path: Path, encoding: str) -> Iterator[str]:
         offset = position + len(block) - len(error.object) + error.start
         raise UserError(
             f"{path}: byte {offset} (0x{error.object[error.start]:02x}) is not {encoding} text; name the file's "
-            "encoding with --data.encoding, such as cp1252, gb18030, shift_jis or utf-16"
+            "encoding (--data.encoding; in evaluate.py --encoding), such as cp1252, gb18030, shift_jis or utf-16"
         ) from None
     except OSError as error:
         raise _unreadable(path, error) from None

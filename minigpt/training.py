@@ -96,8 +96,8 @@ def train(run: Run) -> Progress:
     settings, progress = run.config.train, run.progress
     meter = SpeedMeter(progress)
     if progress.step == 0:
-        observe(run, due_observers(run, validated=True))
         run.save(progress)
+        observe(run, due_observers(run, validated=True))
         meter.skip()
     saved_step = progress.step
     while progress.step < settings.max_steps and not run.should_stop():
@@ -110,6 +110,7 @@ def train(run: Run) -> Progress:
         if validated or saving or watching:
             require_finite(run)
         row = validation_row(run) if validated else {}
+        saving = saving or (bool(row) and progress.validations_since_best == 0)  # the best must exist as a file
         if row or finished or is_due(progress.step, settings.log_interval):
             run.reporter.log(progress.step, **row, **step_row(run, gradient_norm, meter.tokens_per_second()))
         else:
@@ -138,7 +139,8 @@ def train_step(run: Run) -> float:
     """
     config, progress = run.config, run.progress
     step, passes = progress.step, config.train.grad_accumulation
-    torch.manual_seed((config.run.seed << 32) + step)
+    # Mixed into 32 bits: torch's CPU generator reads no more of a seed.
+    torch.manual_seed(int(np.random.SeedSequence([config.run.seed, step]).generate_state(1)[0]))
     inputs_BT, targets_BT = next_batch(run.corpus.train, config, step)
     n_counted = (targets_BT != UNCOUNTED).sum()
     forward, loss = run.forward or run.model, torch.zeros((), device=inputs_BT.device)

@@ -72,6 +72,11 @@ def attention_watcher(parts: Parts, tracker: Tracker) -> Observer:
     tokens = torch.from_numpy(np.array(ids[:length], dtype=np.int64)).to(config.run.device)
 
     def look(step: int, model: nn.Module) -> None:
-        tracker.image("attention", attention_grid(attention_maps(model, tokens)), step)
+        try:
+            maps = attention_maps(model, tokens)
+        except ArithmeticError as error:  # a picture is no reason to end a training
+            tracker.say(f"no picture of attention at step {step}: {error}")
+        else:
+            tracker.image("attention", attention_grid(maps), step)
 
     return Observer(config.inspect.interval, look)

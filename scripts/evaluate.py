@@ -79,6 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
     text = parser.add_mutually_exclusive_group()
     text.add_argument("--source", default="val", choices=["val", "test"], help="part of the run's text (default: val)")
     text.add_argument("--file", type=Path, metavar="PATH", help="score this file")
+    parser.add_argument("--encoding", metavar="NAME", help="encoding of --file (default: the run's)")
     text.add_argument("--text", metavar="TEXT", help="score this text")
     text.add_argument("--verify", type=int, metavar="STEP", help="replay the training up to this checkpoint")
     parser.add_argument("--per-token", action="store_true", help="list each token, its log-probability and rank")
@@ -92,10 +93,10 @@ def text_to_score(options: argparse.Namespace, checkpoint: Checkpoint, tokenizer
         return "--text", tokenizer.encode(normalise_newlines(unescape(options.text)))
     data = checkpoint.config.data
     if options.file:
-        return str(options.file), tokenizer.encode("".join(read_text(options.file, data.encoding)))
+        return str(options.file), tokenizer.encode("".join(read_text(options.file, options.encoding or data.encoding)))
     context, seed = checkpoint.config.model.context_length, checkpoint.config.run.seed
     corpus = open_corpus(data, context_length=context, seed=seed, tokenizer=tokenizer)
-    if corpus.fingerprint != checkpoint.metadata["corpus"]:
+    if corpus.fingerprint != checkpoint.metadata.get("corpus", corpus.fingerprint):
         print(f"{data.source}: the text has changed since the run began", file=sys.stderr)
     if options.source == "test":
         if not len(corpus.test):
@@ -124,7 +125,7 @@ def verify(options: argparse.Namespace) -> int:
     """Say whether training from the checkpoint before a step ends in the same bits; exit code 1 if not."""
     from minigpt.launch import verify as replay
 
-    begin, different = replay(options.run, options.verify)
+    begin, different = replay(options.run, options.verify, lambda sentence: print(sentence, file=sys.stderr))
     if options.json:
         print(json.dumps({"from": begin, "to": options.verify, "equal": not different, "different": different}))
     elif different:

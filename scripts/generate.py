@@ -39,6 +39,8 @@ def main() -> None:
         seed=options.seed,
     )
     if options.interactive:
+        if options.json or options.prompt or options.num_samples != 1:
+            raise UserError("--interactive asks for each prompt: leave out --prompt, --json and --num-samples")
         converse(writer)
         return
     prompt = normalise_newlines(unescape(options.prompt))

@@ -13,6 +13,7 @@ from pathlib import Path
 from minigpt.cli import StopSignal, add_config_options, config_overrides, parse_options, run_script
 from minigpt.config import DEFAULT_CONFIG, merge, read_toml, validate
 from minigpt.errors import UserError
+from minigpt.run import as_word
 
 
 def main() -> int:
@@ -59,11 +60,11 @@ def main() -> int:
     best = f", best validation loss {progress.best_val_loss:.4f}" if progress.best_val_loss < float("inf") else ""
     print(f"{path}: step {progress.step} of {outcome.config.train.max_steps}{best}, {progress.seconds:.0f} s")
     if stop():
-        print(f"interrupted and saved; go on with: python scripts/train.py --resume {path}")
+        print(f"interrupted and saved; go on with: python scripts/train.py --resume {as_word(path)}")
     else:
-        print(f"next: python scripts/generate.py {path}")
-        print(f"      python scripts/evaluate.py {path}")
-        print(f"      tensorboard --logdir {path.parent}")
+        print(f"next: python scripts/generate.py {as_word(path)}")
+        print(f"      python scripts/evaluate.py {as_word(path)}")
+        print(f"      tensorboard --logdir {as_word(path.parent)}")
     return stop.exit_code
 
 

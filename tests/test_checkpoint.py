@@ -216,7 +216,9 @@ def test_best_and_last_are_derived(tmp_path):
 def test_find(tmp_path, which, step):
     run(tmp_path, {0: 5.0, 10: 2.0, 20: 3.0})
     assert find_checkpoint(tmp_path, which).step == step
-    assert find_checkpoint(checkpoint_path(tmp_path / "checkpoints", 10), which).step == 10
+    file = checkpoint_path(tmp_path / "checkpoints", step)
+    assert find_checkpoint(file, which).step == step
+    assert f"this file is step {step}, not 7" in told(find_checkpoint, file, "7")
 
 
 def test_without_validation_the_best_is_the_last(tmp_path):

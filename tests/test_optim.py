@@ -124,3 +124,17 @@ def test_clip_tells_the_norm_it_found() -> None:
     assert optimizers.clip(0.0) == pytest.approx(0.5)
     assert optimizers.can_step(norm)
     assert not optimizers.can_step(float("nan"))
+
+
+@pytest.mark.parametrize(("before", "after"), [("muon", "adamw"), ("adamw", "muon")])
+def test_another_optimizer_takes_what_it_can_of_a_state(before: str, after: str) -> None:
+    """``--resume RUN --optim.name adamw``: what the two share goes on, the rest begins anew."""
+    model = TwoParts()
+    old = Optimizers(model, OptimConfig(name=before))  # type: ignore[arg-type]
+    steps(model, old, 2)
+    new = Optimizers(model, OptimConfig(name=after))  # type: ignore[arg-type]
+    new.load_state(old.state())
+    steps(model, new, 2)
+    keys = {name.rsplit(".", 1)[1] for name in new.state() if name.startswith("blocks.0.weight.")}
+    assert keys == ({"momentum"} if after == "muon" else {"exp_avg", "exp_avg_sq", "step"})
+    assert new.state()["token_embedding.weight.step"] == 4

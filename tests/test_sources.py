@@ -208,7 +208,7 @@ def test_a_row_with_a_wrong_field_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_tales_are_stories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = types.SimpleNamespace(corpus=lambda: iter(["Once.", "Twice."]))
+    stand_in = types.SimpleNamespace(corpus=lambda: ["Once.", "Twice."], CORPUS_SHA256="known")
     monkeypatch.setitem(sys.modules, "minigpt.tasks.tales", stand_in)
     monkeypatch.setattr("minigpt.tasks.tales", stand_in, raising=False)
     assert texts(tmp_path, source="tales") == ["Once.", "Twice."]

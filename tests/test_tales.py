@@ -47,6 +47,10 @@ def test_the_text_never_changes():
     assert corpus(1, 5_000) != corpus(0, 5_000)
 
 
+def test_the_corpus_is_the_one_that_token_files_are_kept_by():
+    assert hashlib.sha256("\n".join(corpus()).encode("ascii")).hexdigest() == tales.CORPUS_SHA256
+
+
 def test_random_is_the_only_source_of_chance(monkeypatch: pytest.MonkeyPatch):
     expected = corpus(3, 5_000)
 
