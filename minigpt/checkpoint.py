@@ -86,11 +86,20 @@ def save_checkpoint(path: Path, tensors: Mapping[str, np.ndarray], metadata: Map
     arrays = {name: _little_endian(array) for name, array in tensors.items()}
     header = _plain({"format": FORMAT, "versions": versions(), **metadata})
     header["checksum"] = _checksum(arrays, header)
+    write_whole(path, save(arrays, {"minigpt": _to_json(header)}))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that ``path`` holds either its old content or the new one, never a part, even if power fails.
+
+    Raises:
+        UserError: if it can't be written; what was there before is untouched and nothing half-written stays.
+    """
     temporary = path.with_name(f".{path.stem}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.write(save(arrays, {"minigpt": _to_json(header)}))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -8,7 +8,6 @@ run.dir/run.name/
     .lock           held by the process that trains
 """
 
-import contextlib
 import json
 import math
 import os
@@ -22,7 +21,7 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-from minigpt.checkpoint import versions
+from minigpt.checkpoint import versions, write_whole
 from minigpt.config import DEFAULT_CONFIG, Config, differences, merge, to_toml, validate
 from minigpt.errors import UserError
 
@@ -78,7 +77,7 @@ class RunFolder:
             UserError: if it can't be written; the old file stays.
         """
         # Paths on Linux may hold bytes that are no UTF-8; they come as surrogates and go out as they came.
-        _replace(self.config_file, to_toml(config).encode("utf-8", "surrogateescape"))
+        write_whole(self.config_file, to_toml(config).encode("utf-8", "surrogateescape"))
 
     def cut_metrics(self, step: int) -> None:
         """Drop the rows past ``step``, and what a killed process wrote half, so that a resumed run has each once.
@@ -89,7 +88,7 @@ class RunFolder:
         if not self.metrics.exists():
             return
         lines = self.metrics.read_bytes().splitlines()
-        _replace(self.metrics, b"".join(line + b"\n" for line in lines if _step(line) <= step))
+        write_whole(self.metrics, b"".join(line + b"\n" for line in lines if _step(line) <= step))
 
 
 # ── making and opening ─────────────────────────────────────────────────────────────────────────────────────────
@@ -210,18 +209,6 @@ def _step(line: bytes) -> float:
         return math.inf
     step = row.get("step") if isinstance(row, dict) else None
     return step if isinstance(step, int) else math.inf
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"could not write {path} ({error.strerror or error}): is the disk full?") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 # ── going on ───────────────────────────────────────────────────────────────────────────────────────────────────
