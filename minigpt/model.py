@@ -54,7 +54,7 @@ class MLP(nn.Module):
             case "relu":
                 hidden = F.relu(hidden)
             case "gelu":
-                hidden = F.gelu(hidden, approximate="tanh")
+                hidden = F.gelu(hidden)
             case "swiglu":
                 hidden = F.silu(self.gate_linear(x)) * hidden
         return self.down_linear(hidden)

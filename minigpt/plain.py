@@ -18,6 +18,8 @@ from minigpt.normal_form import Array, Layer, NormalForm
 LAYER_NORM_EPSILON = 1e-5
 RMS_NORM_EPSILON = 1e-6
 
+_erf = np.frompyfunc(math.erf, 1, 1)  # NumPy has none of its own
+
 # ── the specification, in float64 ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -76,9 +78,9 @@ def rms_norm(x: Array) -> Array:
 
 
 def activate(name: str, up: Array, gate: Array) -> Array:
-    """relu2 max(0, u)², relu max(0, u), gelu (its tanh form, Hendrycks 2016), swiglu u·g·σ(g) (Shazeer 2020)."""
+    """relu2 max(0, u)², relu max(0, u), gelu u·Φ(u) (Hendrycks 2016), swiglu u·g·σ(g) (Shazeer 2020)."""
     if name == "gelu":
-        return 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up * up * up)))
+        return 0.5 * up * (1 + np.asarray(_erf(up * math.sqrt(0.5)), dtype=up.dtype))
     if name == "swiglu":
         return up * gate * (0.5 + 0.5 * np.tanh(0.5 * gate))  # σ(g) = (1 + tanh(g/2)) / 2, which can't overflow
     positive = np.maximum(up, 0)
