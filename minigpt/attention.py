@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minigpt.config import ModelConfig
-from minigpt.kernels import rms_norm
+from minigpt.kernels import by_hand, rms_norm, self_attention
 
 ROTARY_BASE = 10_000.0
+SHORT = 128  # up to here, on a CPU, all weights at once are faster than torch's blockwise kernel, at 64 twice as fast
 
 # ── masks, weights, attention ──────────────────────────────────────────────────────────────────────────────────
 
@@ -98,18 +99,18 @@ def sinusoidal_positions(n_position: int, d_model: int) -> Tensor:
 
 
 def rotary_tables(n_position: int, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, each (T, K), of the angle p · 10000^(-2i/K); the sine of the first half with a minus."""
+    """Cosine and sine, each (T, K/2), of the angle p · 10000^(-2i/K) by which pair i is turned at position p."""
     angle = _angles(n_position, head_dim)
-    cos, sin = angle.cos().to(torch.get_default_dtype()), angle.sin().to(torch.get_default_dtype())
-    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+    return angle.cos().to(torch.get_default_dtype()), angle.sin().to(torch.get_default_dtype())
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each pair (x_i, x_{i+K/2}) by its position's angle, so that q·k tells distance alone.
 
-    (x₁, x₂) → (x₁ cos − x₂ sin, x₂ cos + x₁ sin), for the halves of the last axis; tables from ``rotary_tables``.
+    (x₁, x₂) → (x₁ cos − x₂ sin, x₂ cos + x₁ sin), for the halves of the last axis: (..., T, K), tables (T, K/2).
     """
-    return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1)
 
 
 def _angles(n_position: int, size: int) -> Tensor:
@@ -145,6 +146,7 @@ class CausalSelfAttention(nn.Module):
 
     cos: Tensor
     sin: Tensor
+    unseen: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -156,13 +158,13 @@ class CausalSelfAttention(nn.Module):
         self.value_linear = nn.Linear(width, kv_width, bias=qkv_bias)
         self.output_linear = nn.Linear(width, width, bias=output_bias)
         self.rotary = config.position == "rotary"
-        if self.rotary:  # (C, H, K): with a copy for each head the product is one sweep through memory
-            cos, sin = (
-                table[:, None].repeat(1, self.n_head, 1)
-                for table in rotary_tables(config.context_length, config.head_dim)
-            )
+        if self.rotary:
+            cos, sin = rotary_tables(config.context_length, config.head_dim)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
+        shortest = min(config.context_length, SHORT)
+        unseen = torch.full((shortest, shortest), -math.inf).triu(1)
+        self.register_buffer("unseen", unseen, persistent=False)
 
     @torch.no_grad()
     def start_by_copying(self) -> None:
@@ -173,16 +175,25 @@ class CausalSelfAttention(nn.Module):
 
     def project(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, D) at positions start … start+T-1 → queries (B, H, T, K), keys and values (B, H_kv, T, K)."""
-        q_BTHK = self.query_linear(x).unflatten(-1, (self.n_head, -1))
-        k_BTHK = self.key_linear(x).unflatten(-1, (self.n_kv_head, -1))
-        v_BTHK = self.value_linear(x).unflatten(-1, (self.n_kv_head, -1))
+        q_BTHK, k_BTHK, v_BTHK = self._heads(x).split([self.n_head, self.n_kv_head, self.n_kv_head], dim=2)
         if self.qk_norm:
             q_BTHK, k_BTHK = rms_norm(q_BTHK), rms_norm(k_BTHK)
+        q_BHTK, k_BHTK, v_BHTK = q_BTHK.transpose(1, 2), k_BTHK.transpose(1, 2), v_BTHK.transpose(1, 2)
         if self.rotary:
-            cos_THK, sin_THK = (table[start : start + x.shape[-2]] for table in (self.cos, self.sin))
-            q_BTHK = rotate(q_BTHK, cos_THK, sin_THK)
-            k_BTHK = rotate(k_BTHK, cos_THK[:, : self.n_kv_head], sin_THK[:, : self.n_kv_head])
-        return q_BTHK.transpose(1, 2), k_BTHK.transpose(1, 2), v_BTHK.transpose(1, 2)
+            cos, sin = self._tables(start, x.shape[-2])
+            q_BHTK, k_BHTK = rotate(q_BHTK, cos, sin), rotate(k_BHTK, cos, sin)
+        return q_BHTK, k_BHTK, v_BHTK
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, T, D) → queries, keys and values by one product, (B, T, H + 2 H_kv, K)."""
+        layers = self.query_linear, self.key_linear, self.value_linear
+        weight = torch.cat(tuple(layer.weight for layer in layers))
+        bias = None if self.query_linear.bias is None else torch.cat(tuple(layer.bias for layer in layers))
+        heads = F.linear(x, weight, bias)
+        return heads.unflatten(-1, (self.n_head + 2 * self.n_kv_head, -1))
+
+    def _tables(self, start: int, length: int) -> tuple[Tensor, Tensor]:
+        return self.cos[start : start + length], self.sin[start : start + length]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Causal attention by the fused kernel: (B, H, T, K), (B, H_kv, S, K), (B, H_kv, S, K) → (B, H, T, K)."""
@@ -205,6 +216,12 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """(B, T, D) → (B, T, D); with a cache, x follows the tokens the cache holds and is added to it."""
+        length = x.shape[-2]
+        if cache is None and length <= SHORT and self.n_kv_head == self.n_head and by_hand(x):
+            packed = self._heads(x).unflatten(2, (3, -1))
+            tables = self._tables(0, length) if self.rotary else None
+            unseen = self.unseen[:length, :length]
+            return self.output_linear(self_attention(packed, unseen, tables, normalise=self.qk_norm))
         q_BHTK, k_BHSK, v_BHSK = self.project(x, cache.length if cache else 0)
         if cache:
             k_BHSK, v_BHSK = cache.append(k_BHSK, v_BHSK)

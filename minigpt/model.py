@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from minigpt.attention import CausalSelfAttention, KeyValueCache, sinusoidal_positions
 from minigpt.config import ModelConfig
-from minigpt.kernels import relu_squared, rms_norm
+from minigpt.kernels import rms_norm, soft_cap, squared_relu_mlp
 
 LAYER_NORM_EPSILON = 1e-5
 
@@ -47,10 +47,12 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) → (B, T, D)."""
+        if self.activation == "relu2" and self.up_linear.bias is None:
+            return squared_relu_mlp(x, self.up_linear.weight, self.down_linear.weight)
         hidden = self.up_linear(x)
         match self.activation:
             case "relu2":
-                hidden = relu_squared(hidden)
+                hidden = F.relu(hidden).square()
             case "relu":
                 hidden = F.relu(hidden)
             case "gelu":
@@ -129,7 +131,7 @@ class GPT(nn.Module):
         head = self.token_embedding if self.config.tie_embeddings else self.lm_head
         logits_BTV = F.linear(self.final_norm(x_BTD), head.weight)
         cap = self.config.logit_softcap
-        return cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
+        return soft_cap(logits_BTV, cap) if cap else logits_BTV
 
     def new_memory(self, batch_size: int = 1) -> Memory:
         """An empty key-value cache for every block, room for the whole context."""

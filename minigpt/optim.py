@@ -28,37 +28,66 @@ def learning_rate_factor(step: int, max_steps: int, config: OptimConfig) -> floa
     return config.min_lr_fraction + (1 - config.min_lr_fraction) * left
 
 
+class Bundle:
+    """Parameters that move together: from now on views of one tensor, which their optimizer sees instead of them."""
+
+    def __init__(self, named: Mapping[str, nn.Parameter], *, matrices: bool = False) -> None:
+        """``matrices``: all of one shape, (R, C), bundled as (n, R, C); else of any shape, bundled as (n,)."""
+        self.names, self.parts = list(named), list(named.values())
+        shape = (len(self.parts), *self.parts[0].shape) if matrices else (-1,)
+        self.whole = nn.Parameter(torch.cat([part.data.flatten() for part in self.parts]).view(shape))
+        for part, piece in zip(self.parts, self.pieces(self.whole.data).values(), strict=True):
+            part.data = piece
+
+    def gather_gradients(self) -> None:
+        """Move the gradients of the parts, where they have new ones, into that of the whole."""
+        gradients = [part.grad for part in self.parts if part.grad is not None]
+        if gradients:
+            assert len(gradients) == len(self.parts)
+            self.whole.grad = torch.cat([gradient.flatten() for gradient in gradients]).view(self.whole.shape)
+        for part in self.parts:
+            part.grad = None
+
+    def pieces(self, whole: Tensor) -> dict[str, Tensor]:
+        """What each named part owns of a tensor of the bundle's shape; all own a number that belongs to the whole."""
+        if whole.ndim == 0:
+            return dict.fromkeys(self.names, whole)
+        pieces = whole.view(-1).split([part.numel() for part in self.parts])
+        return {name: piece.view(part.shape) for name, piece, part in zip(self.names, pieces, self.parts, strict=True)}
+
+    def joined(self, pieces: list[Tensor]) -> Tensor:
+        """The reverse of ``pieces``."""
+        if pieces[0].ndim == 0:
+            return pieces[0].clone()
+        return torch.cat([piece.flatten() for piece in pieces]).view(self.whole.shape).to(self.whole)
+
+
 class Muon(torch.optim.Optimizer):
     """Momentum, then each matrix's update is replaced by the nearest orthogonal one (Jordan et al. 2024).
 
-    Matrices of one shape are orthogonalised together, in float32 throughout.
+    Parameters are stacks of matrices, (n, R, C), orthogonalised together, in float32 throughout.
     """
 
-    def __init__(self, matrices: Iterable[nn.Parameter], config: OptimConfig) -> None:
-        by_shape: dict[torch.Size, list[nn.Parameter]] = {}
-        for matrix in matrices:
-            by_shape.setdefault(matrix.shape, []).append(matrix)
+    def __init__(self, stacks: Iterable[nn.Parameter], config: OptimConfig) -> None:
         defaults = {"lr": config.lr, "momentum": config.momentum, "weight_decay": config.weight_decay}
         self.ns_steps = config.ns_steps
-        super().__init__([{"params": same} for same in by_shape.values()], defaults)
-        for group in self.param_groups:
-            stacked = torch.zeros(len(group["params"]), *group["params"][0].shape, device=group["params"][0].device)
-            group["stacked"] = stacked
-            for matrix, momentum in zip(group["params"], stacked, strict=True):
-                self.state[matrix]["momentum"] = momentum
+        super().__init__(stacks, defaults)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update from the gradients in ``.grad``."""
         for group in self.param_groups:
-            matrices, lr = group["params"], group["lr"]
-            gradients = torch.stack([matrix.grad for matrix in matrices]).float()
-            momentum = group["stacked"].lerp_(gradients, 1 - group["momentum"])
-            update = orthogonalise(gradients.lerp_(momentum, group["momentum"]), self.ns_steps)  # Nesterov's look ahead
-            rows, columns = matrices[0].shape
-            update.mul_(-lr * max(1.0, rows / columns) ** 0.5)
-            for matrix, change in zip(matrices, update, strict=True):
-                matrix.mul_(1 - lr * group["weight_decay"]).add_(change)
+            for stack in group["params"]:
+                gradient = stack.grad.float()
+                state = self.state[stack]
+                if not state:
+                    state["momentum"] = torch.zeros_like(gradient)
+                momentum = state["momentum"].lerp_(gradient, 1 - group["momentum"])
+                ahead = gradient.lerp(momentum, group["momentum"])  # Nesterov's look
+                update = orthogonalise(ahead, self.ns_steps)
+                rows, columns = stack.shape[-2:]
+                rate = group["lr"] * max(1.0, rows / columns) ** 0.5
+                stack.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
 
 
 def orthogonalise(matrices: Tensor, steps: int) -> Tensor:
@@ -78,18 +107,26 @@ class Optimizers:
 
     def __init__(self, model: nn.Module, config: OptimConfig, *, loss_scaling: bool = False) -> None:
         """``loss_scaling``: for float16, whose small gradients would vanish."""
-        named = dict(model.named_parameters())
-        self.names: dict[Any, str] = {parameter: name for name, parameter in named.items()}
-        matrices = [p for name, p in named.items() if p.ndim == 2 and name.startswith("blocks.")]
-        others = [p for name, p in named.items() if p.ndim != 2 or not name.startswith("blocks.")]
         adam: dict[str, Any] = {"betas": (config.beta1, config.beta2), "eps": config.eps, "fused": True}
+        named = dict(model.named_parameters())
         if config.name == "muon":
-            rest = [{"params": others, "weight_decay": 0.0, "lr": config.adam_lr}]
-            self.all = [Muon(matrices, config), torch.optim.AdamW(rest, **adam)]
+            matrices = {name: p for name, p in named.items() if p.ndim == 2 and name.startswith("blocks.")}
+            by_shape: dict[torch.Size, dict[str, nn.Parameter]] = {}
+            for name, matrix in matrices.items():
+                by_shape.setdefault(matrix.shape, {})[name] = matrix
+            stacks = [Bundle(same, matrices=True) for same in by_shape.values()]
+            rest = Bundle({name: p for name, p in named.items() if name not in matrices})
+            group = {"params": [rest.whole], "weight_decay": 0.0, "lr": config.adam_lr}
+            self.bundles = [*stacks, rest]
+            self.all = [Muon([stack.whole for stack in stacks], config), torch.optim.AdamW([group], **adam)]
         else:
-            decayed = {"params": [p for p in self.names if p.ndim == 2], "weight_decay": config.weight_decay}
-            plain = {"params": [p for p in self.names if p.ndim != 2], "weight_decay": 0.0}
-            groups = [group for group in (decayed, plain) if group["params"]]
+            decayed = Bundle({name: p for name, p in named.items() if p.ndim == 2})
+            groups = [{"params": [decayed.whole], "weight_decay": config.weight_decay}]
+            self.bundles = [decayed]
+            vectors = {name: p for name, p in named.items() if p.ndim != 2}
+            if vectors:
+                self.bundles.append(Bundle(vectors))
+                groups.append({"params": [self.bundles[-1].whole], "weight_decay": 0.0})
             self.all = [torch.optim.AdamW(groups, lr=config.lr, **adam)]
         self.scaler = torch.amp.GradScaler(enabled=loss_scaling)
         self.peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.all]
@@ -111,9 +148,11 @@ class Optimizers:
 
     def clip(self, largest: float) -> float:
         """Shorten the gradient to the norm ``largest`` (0: leave it); returns the norm it had."""
+        for bundle in self.bundles:
+            bundle.gather_gradients()
         for optimizer in self.all:
             self.scaler.unscale_(optimizer)
-        return nn.utils.clip_grad_norm_(list(self.names), largest or math.inf).item()
+        return nn.utils.clip_grad_norm_([bundle.whole for bundle in self.bundles], largest or math.inf).item()
 
     def can_step(self, gradient_norm: float) -> bool:
         """Whether the gradient is finite, or float16's scaler will skip this update and scale less."""
@@ -129,23 +168,26 @@ class Optimizers:
     def state(self) -> dict[str, Tensor]:
         """``{"blocks.0.attn.query_linear.weight.momentum": tensor, ...}``: all that the next step depends on."""
         tensors = {f"scaler.{key}": torch.tensor(value) for key, value in self.scaler.state_dict().items()}
-        for optimizer in self.all:
-            for parameter, values in optimizer.state.items():
-                tensors |= {f"{self.names[parameter]}.{key}": value for key, value in values.items()}
+        for bundle, state in self._states():
+            for key, value in state.items():
+                tensors |= {f"{name}.{key}": piece for name, piece in bundle.pieces(value).items()}
         return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what ``state`` gave; exact to the bit. What another kind of optimizer kept is passed over."""
-        for optimizer in self.all:
-            keys = ("momentum",) if isinstance(optimizer, Muon) else ("exp_avg", "exp_avg_sq", "step")
-            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-                state = optimizer.state[parameter]
-                for key in keys:
-                    saved = tensors.get(f"{self.names[parameter]}.{key}")
-                    if saved is not None and key in state:
-                        state[key].copy_(saved)  # Muon's momenta are slices of one stack
-                    elif saved is not None:
-                        state[key] = saved.clone().to(parameter.device)
+        """Put back what ``state`` gave; exact to the bit.
+
+        Parameters that move together and did not all have the same kind of state begin anew: another optimizer's.
+        """
+        for bundle, state in self._states():
+            keys = ("momentum",) if bundle.whole.ndim > 1 else ("exp_avg", "exp_avg_sq", "step")
+            saved = {key: [tensors.get(f"{name}.{key}") for name in bundle.names] for key in keys}
+            pieces = {key: [part for part in parts if part is not None] for key, parts in saved.items()}
+            if all(len(parts) == len(bundle.names) for parts in pieces.values()):
+                state.update({key: bundle.joined(parts) for key, parts in pieces.items()})
         scaler = {key.removeprefix("scaler."): v.item() for key, v in tensors.items() if key.startswith("scaler.")}
         if scaler:
             self.scaler.load_state_dict(scaler)
+
+    def _states(self) -> list[tuple[Bundle, dict[str, Tensor]]]:
+        owners = {whole: owner for owner in self.all for group in owner.param_groups for whole in group["params"]}
+        return [(bundle, owners[bundle.whole].state[bundle.whole]) for bundle in self.bundles]

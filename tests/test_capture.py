@@ -90,8 +90,8 @@ def test_weights_that_do_not_give_the_output_are_refused() -> None:
     model = trained_like()
     layer = model.blocks[1].attn
     assert isinstance(layer, CausalSelfAttention)
-    attend = layer.attend
-    layer.attend = lambda query, key, value: attend(query, key, value) * 1.01  # type: ignore[method-assign]
+    combine = layer.combine
+    layer.combine = lambda heads: combine(heads * 1.01)  # type: ignore[method-assign]
     with pytest.raises(ArithmeticError, match="output only to"):
         attention_maps(model, text(5))
 

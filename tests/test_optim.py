@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from minigpt.config import OptimConfig
-from minigpt.optim import Muon, Optimizers, learning_rate_factor, orthogonalise
+from minigpt.optim import Bundle, Muon, Optimizers, learning_rate_factor, orthogonalise
 
 
 def test_linear_schedule_corners() -> None:
@@ -42,23 +42,36 @@ def test_muon_follows_its_formula_one_matrix_at_a_time() -> None:
     """Stacking matrices of one shape changes nothing against treating each alone."""
     torch.manual_seed(1)
     config = OptimConfig(lr=0.1, momentum=0.9, weight_decay=0.5, ns_steps=3)
-    together = [nn.Parameter(torch.randn(6, 4)) for _ in range(3)]
-    alone = [nn.Parameter(matrix.detach().clone()) for matrix in together]
-    optimizers = [Muon(together, config), *(Muon([matrix], config) for matrix in alone)]
-    momentum = torch.zeros(3, 6, 4)
-    by_hand = torch.stack([matrix.detach().clone() for matrix in together])
+    together = nn.Parameter(torch.randn(3, 6, 4))
+    alone = [nn.Parameter(matrix.detach()[None].clone()) for matrix in together]
+    optimizers = [Muon([together], config), *(Muon([matrix], config) for matrix in alone)]
+    momentum, by_hand = torch.zeros(3, 6, 4), together.detach().clone()
     for _ in range(3):
         gradients = torch.randn(3, 6, 4)
-        for matrix, same, gradient in zip(together, alone, gradients, strict=True):
-            matrix.grad, same.grad = gradient.clone(), gradient.clone()
+        together.grad = gradients.clone()
+        for matrix, gradient in zip(alone, gradients, strict=True):
+            matrix.grad = gradient[None].clone()
         for optimizer in optimizers:
             optimizer.step()
         momentum = 0.9 * momentum + 0.1 * gradients
         update = orthogonalise(0.1 * gradients + 0.9 * momentum, 3) * (6 / 4) ** 0.5
         by_hand = by_hand * (1 - 0.1 * 0.5) - 0.1 * update
-    for matrix, same, expected in zip(together, alone, by_hand, strict=True):
-        torch.testing.assert_close(matrix, same)
-        torch.testing.assert_close(matrix.detach(), expected)
+    torch.testing.assert_close(together.detach(), torch.cat([matrix.detach() for matrix in alone]))
+    torch.testing.assert_close(together.detach(), by_hand)
+
+
+def test_a_bundle_shares_memory_with_its_parts() -> None:
+    """What the optimizer does to the whole is done to the model, and weights loaded into the model reach the whole."""
+    model = TwoParts()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    bundle = Bundle(dict(model.named_parameters()))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with torch.no_grad():
+        bundle.whole.mul_(2)
+    assert all(torch.equal(value, 2 * before[name]) for name, value in model.state_dict().items())
+    model.load_state_dict(before)
+    assert all(torch.equal(piece, before[name]) for name, piece in bundle.pieces(bundle.whole).items())
+    assert torch.equal(bundle.joined(list(bundle.pieces(bundle.whole).values())), bundle.whole)
 
 
 class TwoParts(nn.Module):
@@ -107,8 +120,11 @@ def test_muon_takes_block_matrices_alone() -> None:
     optimizers = Optimizers(TwoParts(), OptimConfig(lr=0.02, adam_lr=0.006))
     muon, adam = optimizers.all
     assert isinstance(muon, Muon)
-    assert [len(group["params"]) for group in muon.param_groups] == [2]
-    assert [len(group["params"]) for group in adam.param_groups] == [3]  # the embedding and two biases
+    assert [bundle.names for bundle in optimizers.bundles] == [
+        ["blocks.0.weight", "blocks.1.weight"],
+        ["token_embedding.weight", "blocks.0.bias", "blocks.1.bias"],
+    ]
+    assert isinstance(adam, torch.optim.AdamW)
     optimizers.set_rate(0.5)
     assert optimizers.rate == 0.01
     assert adam.param_groups[0]["lr"] == 0.003
@@ -127,8 +143,8 @@ def test_clip_tells_the_norm_it_found() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [("muon", "adamw"), ("adamw", "muon")])
-def test_another_optimizer_takes_what_it_can_of_a_state(before: str, after: str) -> None:
-    """``--resume RUN --optim.name adamw``: what the two share goes on, the rest begins anew."""
+def test_another_optimizer_takes_what_fits_of_a_state(before: str, after: str) -> None:
+    """``--resume RUN --optim.name adamw``: parameters that move together go on together, or begin anew together."""
     model = TwoParts()
     old = Optimizers(model, OptimConfig(name=before))  # type: ignore[arg-type]
     steps(model, old, 2)
@@ -137,4 +153,5 @@ def test_another_optimizer_takes_what_it_can_of_a_state(before: str, after: str)
     steps(model, new, 2)
     keys = {name.rsplit(".", 1)[1] for name in new.state() if name.startswith("blocks.0.weight.")}
     assert keys == ({"momentum"} if after == "muon" else {"exp_avg", "exp_avg_sq", "step"})
-    assert new.state()["token_embedding.weight.step"] == 4
+    assert new.state()["blocks.0.bias.step"] == 4
+    assert new.state()["token_embedding.weight.step"] == (4 if after == "muon" else 2)
