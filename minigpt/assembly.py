@@ -44,7 +44,7 @@ def assembled(
     """
     parent = find_checkpoint(init_from, "best") if init_from else None
     asked = initial_config(parent, overrides)
-    tokenizer = tokenizer_from_dict(parent.tokenizer) if parent else None
+    tokenizer = tokenizer_from_dict(parent.tokenizer, unseen=asked.data.unseen) if parent else None
     corpus = open_corpus(
         asked.data, context_length=asked.model.context_length, seed=asked.run.seed, tokenizer=tokenizer
     )

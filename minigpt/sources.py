@@ -222,7 +222,7 @@ def _find_files(source: str, known: list[str]) -> list[Path]:
 
 
 def _documents_in(path: Path, data: DataConfig) -> Iterator[Document]:
-    text = read_text(path, data.encoding)
+    text = read_text(path, data.encoding, any_bytes=takes_any_bytes(data))
     suffix = path.suffix.lower()
     if suffix == ".jsonl":
         yield from ([row] for row in _json_rows(path, text, data.text_field))
@@ -232,12 +232,37 @@ def _documents_in(path: Path, data: DataConfig) -> Iterator[Document]:
         yield text
 
 
-def read_text(path: Path, encoding: str) -> Iterator[str]:
+def takes_any_bytes(data: DataConfig) -> bool:
+    """Whether files need not be text: the tokenizer knows every byte, and no other encoding was named."""
+    return data.tokenizer == "byte" and data.encoding == "utf-8"
+
+
+def read_text(path: Path, encoding: str, *, any_bytes: bool = False) -> Iterator[str]:
     """A file's text in chunks, without a byte order mark, every line end a newline.
+
+    With ``any_bytes``, a file that is not text in that encoding is taken byte by byte as it is, those that are not
+    UTF-8 as lone surrogates (Python's "surrogateescape"). The tokenizer ``byte`` turns them back.
 
     Raises:
         UserError: if the file can't be read, or is not text in that encoding.
     """
+    if any_bytes:
+        try:
+            for _ in _decoded(path, encoding):
+                pass
+        except WrongEncodingError:
+            with path.open("rb") as file:
+                while block := file.read(CHUNK):
+                    yield block.decode("utf-8", errors="surrogateescape")
+            return
+    yield from _decoded(path, encoding)
+
+
+class WrongEncodingError(UserError):
+    """A file holds bytes that its encoding does not allow."""
+
+
+def _decoded(path: Path, encoding: str) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder(encoding)()
     newlines = io.IncrementalNewlineDecoder(decoder=None, translate=True)
     position, block, at_start = 0, b"", True
@@ -255,9 +280,10 @@ def read_text(path: Path, encoding: str) -> Iterator[str]:
     except UnicodeDecodeError as error:
         # what the decoder was looking at ends where the block ends
         offset = position + len(block) - len(error.object) + error.start
-        raise UserError(
+        raise WrongEncodingError(
             f"{path}: byte {offset} (0x{error.object[error.start]:02x}) is not {encoding} text; name the file's "
-            "encoding (--data.encoding; in evaluate.py --encoding), such as cp1252, gb18030, shift_jis or utf-16"
+            "encoding (--data.encoding; in evaluate.py --encoding), such as cp1252, gb18030, shift_jis or utf-16; or "
+            "take its bytes as they are with --data.tokenizer byte"
         ) from None
     except OSError as error:
         raise _unreadable(path, error) from None

@@ -64,15 +64,20 @@ class Tokenizer(ABC):
 
 
 class CharTokenizer(Tokenizer):
-    """A character is a token. With ``byte_fallback``, characters that have no id of their own become their bytes."""
+    """A character is a token. With ``byte_fallback``, characters that have no id of their own become their bytes.
 
-    def __init__(self, characters: str, *, byte_fallback: bool) -> None:
+    Without, ``unseen`` tells what becomes of them: ``stop`` is an error, ``skip`` leaves them out, ``replace`` puts the
+    first known one of U+FFFD, question mark and space.
+    """
+
+    def __init__(self, characters: str, *, byte_fallback: bool, unseen: str = "stop") -> None:
         if sorted(set(characters)) != list(characters):
             raise ValueError("characters must differ and stand in the order of their code points")
         own = [character.encode("utf-8") for character in characters]
         super().__init__("char", [*BYTES, *own] if byte_fallback else own)
         self.characters = characters
         self.byte_fallback = byte_fallback
+        self.unseen = unseen
         codes = _code_points(characters)
         # the id of each code point up to the largest known one, −1 for the rest and, in the last place, for all above
         self._ids = np.full(max(128, int(codes[-1]) + 1 if len(codes) else 0) + 1, -1, dtype=np.int32)
@@ -88,7 +93,7 @@ class CharTokenizer(Tokenizer):
             return ids
         unknown_text = codes[unknown].tobytes().decode("utf-32-le")
         if not self.byte_fallback:
-            raise UserError(_unseen_message(unknown_text))
+            return self._without_unseen(ids, unknown, unknown_text)
         lengths = 1 + unknown * ((codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000))
         is_byte = np.repeat(unknown, lengths)
         spread = np.empty(len(is_byte), dtype=np.int32)
@@ -96,12 +101,29 @@ class CharTokenizer(Tokenizer):
         spread[is_byte] = _byte_ids(unknown_text.encode("utf-8"))
         return spread
 
+    def _without_unseen(self, ids: NDArray[np.int32], unknown: NDArray[np.bool_], text: str) -> NDArray[np.int32]:
+        if self.unseen == "skip":
+            return ids[~unknown]
+        replacement = next((char for char in "\ufffd? " if char in self.characters), None)
+        if self.unseen == "stop" or replacement is None:
+            raise UserError(_unseen_message(text, can_replace=replacement is not None))
+        ids[unknown] = self._ids[ord(replacement)]
+        return ids
+
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "characters": self.characters, "byte_fallback": self.byte_fallback}
+        return {
+            "name": self.name,
+            "characters": self.characters,
+            "byte_fallback": self.byte_fallback,
+            "unseen": self.unseen,
+        }
 
 
 class BpeTokenizer(Tokenizer):
-    """Byte pair encoding, run by tiktoken without special tokens: id = rank + 1, and lower ranks merge first."""
+    """Byte pair encoding, run by tiktoken without special tokens: id = rank + 1, and lower ranks merge first.
+
+    With no merges, the tokenizer ``byte``, lone surrogates U+DC80 … U+DCFF stand for bytes that are not UTF-8.
+    """
 
     def __init__(self, name: str, tokens: Sequence[bytes | None], pattern: str) -> None:
         known = [token for token in tokens if token is not None]
@@ -122,9 +144,9 @@ class BpeTokenizer(Tokenizer):
             raise UserError(f"the tokenizer {self.name} is damaged: its split pattern is not valid ({error})") from None
 
     def _encode_piece(self, piece: str) -> NDArray[np.int32]:
-        utf8 = _encoded(piece, "utf-8")
         if self.tokens == BYTES:
-            return _byte_ids(utf8)
+            return _byte_ids(_encoded(piece, "utf-8", errors="surrogateescape"))
+        _encoded(piece, "utf-8")
         # encode_ordinary is faster than encode_to_numpy, which looks for special tokens
         return np.array(self._encoding.encode_ordinary(piece), dtype=np.int32) + 1
 
@@ -181,15 +203,16 @@ def train_tokenizer(name: str, documents: Iterable[str], vocab_size: int = 0) ->
     return tokenizer
 
 
-def tokenizer_from_dict(values: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer whose ``to_dict`` this is.
+def tokenizer_from_dict(values: Mapping[str, Any], *, unseen: str | None = None) -> Tokenizer:
+    """The tokenizer whose ``to_dict`` this is; ``unseen`` changes what ``char`` does with characters it does not know.
 
     Raises:
         UserError: if the dictionary is damaged.
     """
     try:
         if values["name"] == "char":
-            return CharTokenizer(values["characters"], byte_fallback=bool(values["byte_fallback"]))
+            fallback, unseen = bool(values["byte_fallback"]), unseen or str(values.get("unseen", "stop"))
+            return CharTokenizer(values["characters"], byte_fallback=fallback, unseen=unseen)
         words = values["tokens"].split(" ")
         tokens = [base64.b64decode(word, validate=True) if word else None for word in words]
         return BpeTokenizer(str(values["name"]), tokens, str(values["pattern"]))
@@ -261,9 +284,9 @@ def _room(name: str, vocab_size: int) -> int:
 # ── small parts ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _encoded(text: str, encoding: str) -> bytes:
+def _encoded(text: str, encoding: str, errors: str = "strict") -> bytes:
     try:
-        return text.encode(encoding)
+        return text.encode(encoding, errors)
     except UnicodeEncodeError as error:
         half = f"U+{ord(text[error.start]):04X}"
         raise UserError(f"the text holds {half}, half of a surrogate pair and no character: remove it") from None
@@ -277,11 +300,13 @@ def _byte_ids(utf8: bytes) -> NDArray[np.int32]:
     return np.frombuffer(utf8, dtype=np.uint8).astype(np.int32) + 1
 
 
-def _unseen_message(text: str, shown: int = 10) -> str:
+def _unseen_message(text: str, *, can_replace: bool, shown: int = 10) -> str:
     unseen = sorted(set(text))
     names = ", ".join(f"{char!r} (U+{ord(char):04X})" for char in unseen[:shown])
     more = f" and {len(unseen) - shown} more" if len(unseen) > shown else ""
+    choices = "skip or replace" if can_replace else "skip"  # nothing known could stand for them
     return (
-        f"characters that the tokenizer has never seen: {names}{more}; leave them out, or train with data.vocab_size "
-        "(rare characters then fall back to bytes), or with --data.tokenizer byte or bpe"
+        f"characters that the tokenizer has never seen: {names}{more}; --unseen {choices} goes on without them (in "
+        "train.py --data.unseen); or train with data.vocab_size (rare characters then fall back to bytes), or with "
+        "--data.tokenizer byte or bpe"
     )

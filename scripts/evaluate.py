@@ -24,7 +24,7 @@ from minigpt.errors import UserError
 from minigpt.normal_form import from_checkpoint
 from minigpt.plain import PlainEngine
 from minigpt.scoring import TokenScores, score
-from minigpt.sources import normalise_newlines, read_text
+from minigpt.sources import normalise_newlines, read_text, takes_any_bytes
 from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
 
 
@@ -33,7 +33,7 @@ def main() -> int:
     if options.verify is not None:
         return verify(options)
     checkpoint = find_checkpoint(options.run, options.which)
-    tokenizer = tokenizer_from_dict(checkpoint.tokenizer)
+    tokenizer = tokenizer_from_dict(checkpoint.tokenizer, unseen=options.unseen)
     name, tokens = text_to_score(options, checkpoint, tokenizer)
     if len(tokens) < 2:
         raise UserError(f"{name}: {len(tokens)} tokens; at least 2 are needed, since the first is not predicted")
@@ -83,6 +83,11 @@ def make_parser() -> argparse.ArgumentParser:
     text.add_argument("--text", metavar="TEXT", help="score this text")
     text.add_argument("--verify", type=int, metavar="STEP", help="replay the training up to this checkpoint")
     parser.add_argument("--per-token", action="store_true", help="list each token, its log-probability and rank")
+    parser.add_argument(
+        "--unseen",
+        choices=["stop", "skip", "replace"],
+        help="characters the tokenizer has never seen (default: as in the run)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     return parser
 
@@ -93,7 +98,9 @@ def text_to_score(options: argparse.Namespace, checkpoint: Checkpoint, tokenizer
         return "--text", tokenizer.encode(normalise_newlines(unescape(options.text)))
     data = checkpoint.config.data
     if options.file:
-        return str(options.file), tokenizer.encode("".join(read_text(options.file, options.encoding or data.encoding)))
+        any_bytes = takes_any_bytes(data) and not options.encoding
+        text = read_text(options.file, options.encoding or data.encoding, any_bytes=any_bytes)
+        return str(options.file), tokenizer.encode("".join(text))
     context, seed = checkpoint.config.model.context_length, checkpoint.config.run.seed
     corpus = open_corpus(data, context_length=context, seed=seed, tokenizer=tokenizer)
     if corpus.fingerprint != checkpoint.metadata.get("corpus", corpus.fingerprint):

@@ -29,7 +29,7 @@ def main() -> None:
         raise UserError(f"--num-samples = {options.num_samples}: must be at least 1")
     checkpoint = find_checkpoint(options.run, options.which)
     writer = Writer(
-        tokenizer=tokenizer_from_dict(checkpoint.tokenizer),
+        tokenizer=tokenizer_from_dict(checkpoint.tokenizer, unseen=options.unseen),
         engine=load_engine(checkpoint, options.device),
         sampling=SamplingOptions(
             options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty
@@ -68,6 +68,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this; may be repeated")
     parser.add_argument("--interactive", action="store_true", help="ask for prompts until Ctrl-D")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|mps", help="where the model runs (default: cpu)")
+    parser.add_argument(
+        "--unseen",
+        choices=["stop", "skip", "replace"],
+        help="characters the tokenizer has never seen (default: as in the run)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     return parser
 

@@ -159,6 +159,9 @@ def test_weights_and_tokenizer_may_come_from_another_run(tiny: Tables, tmp_path:
     with other.open("a", encoding="utf-8") as file:
         file.write("Ω")
     assert "'Ω' (U+03A9)" in told(start, overrides, init_from=parent.path, source_given=True)
+    named = {"data": {"unseen": "skip"}, "run": {"name": "skipping"}}
+    skipping = start(merge(overrides, named), init_from=parent.path, source_given=True)
+    assert skipping.progress.step == 5
 
 
 # ── replaying ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -84,8 +84,22 @@ def test_a_prompt_longer_than_the_context_is_kept_whole(trained: Trained, script
 def test_unseen_characters_are_named_before_anything_is_written(trained: Trained, script: Script) -> None:
     answer = script(GENERATE, trained.path, "--prompt", "Zü?")
     assert (answer.code, answer.out) == (2, "")
-    for part in ("'?' (U+003F)", "'Z' (U+005A)", "'ü' (U+00FC)", "leave them out", "data.vocab_size", "byte or bpe"):
+    for part in ("'?' (U+003F)", "'Z' (U+005A)", "'ü' (U+00FC)", "--unseen skip", "data.vocab_size", "byte or bpe"):
         assert part in answer.err
+
+
+def test_unseen_characters_can_be_skipped_or_replaced(trained: Trained, script: Script) -> None:
+    known, skipped, replaced = (
+        script(GENERATE, trained.path, "--prompt", prompt, "--json", *options).json["samples"]
+        for prompt, options in (("a ", ()), ("aZ ü", ("--unseen", "skip")), ("aZ", ("--unseen", "replace")))
+    )
+    assert known == skipped == replaced, "what the model saw, for the replacement a space"
+    scores = [
+        script(EVALUATE, trained.path, "--text", text, "--json", *options).json["loss"]
+        for text, options in (("a b", ()), ("aZ bZ", ("--unseen", "skip")), ("aZb", ("--unseen", "replace")))
+    ]
+    assert scores[0] == scores[1] == scores[2]
+    assert script(EVALUATE, trained.path, "--text", "aZb").code == 2
 
 
 def test_a_conversation(trained: Trained, script: Script) -> None:

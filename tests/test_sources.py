@@ -15,6 +15,7 @@ from minigpt import sources
 from minigpt.config import DataConfig
 from minigpt.errors import UserError
 from minigpt.sources import fetch, known_sources, normalise_newlines, open_source, plain_play
+from minigpt.tokenizer import train_tokenizer
 
 PLAY = r"""# The Bridge
 
@@ -164,6 +165,17 @@ def test_bytes_of_another_encoding_stop_with_file_and_offset(
     with pytest.raises(UserError, match=rf"a\.txt: byte {offset} \(0x..\) is not utf-8 text.*--data\.encoding"):
         texts(tmp_path, source=source)
     assert texts(tmp_path, source=source, encoding=encoding) == [content.decode(encoding)]
+
+
+@pytest.mark.parametrize("content", [b"it\x92s\r\n", "中文\r".encode("gb18030"), "ഃ text\n".encode("utf-16")])
+def test_the_byte_tokenizer_takes_any_file_byte_by_byte(tmp_path: Path, content: bytes) -> None:
+    source = write(tmp_path / "a.txt", content)
+    byte = train_tokenizer("byte", [])
+    (text,) = texts(tmp_path, source=source, tokenizer="byte")
+    assert b"".join(map(byte.token_bytes, byte.encode(text))) == content
+    assert texts(tmp_path, source=write(tmp_path / "b.txt", "é\r\n"), tokenizer="byte") == ["é\n"], "UTF-8 is text"
+    with pytest.raises(UserError, match="is not shift_jis text"):  # an encoding that was named is held to
+        texts(tmp_path, source=write(tmp_path / "c.txt", b"\xff"), tokenizer="byte", encoding="shift_jis")
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 1 << 20])

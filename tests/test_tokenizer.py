@@ -127,7 +127,7 @@ def test_char_names_what_it_has_never_seen_and_the_ways_on() -> None:
     tokenizer = train_tokenizer("char", ["abc \n"])
     with pytest.raises(UserError) as failure:
         tokenizer.encode("Zü?")
-    for part in ("'?' (U+003F)", "'Z' (U+005A)", "'ü' (U+00FC)", "leave them out", "data.vocab_size", "byte or bpe"):
+    for part in ("'?' (U+003F)", "'Z' (U+005A)", "'ü' (U+00FC)", "--unseen skip", "data.vocab_size", "byte or bpe"):
         assert part in str(failure.value)
     with pytest.raises(UserError, match="and 90 more"):
         tokenizer.encode("".join(map(chr, range(0x4E00, 0x4E64))))
