@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from minigpt.attention import CausalSelfAttention
 from minigpt.config import validate
-from minigpt.inspection.capture import attention_grid, attention_maps, captured_weights
+from minigpt.errors import UserError
+from minigpt.inspection.capture import Head, attention_grid, attention_maps, looking, parse_head
 from minigpt.model import GPT
 
 CONTEXT, VOCAB, LAYERS, HEADS = 12, 20, 3, 4
@@ -69,12 +70,13 @@ def test_maps_are_softmax_of_the_scores_by_hand() -> None:
 def test_looking_changes_no_bit(n_kv_head: int) -> None:
     model, tokens = trained_like(n_kv_head=n_kv_head), text(CONTEXT)[None].repeat(2, 1)
     plain = model(tokens)
-    with captured_weights(model) as weights:
+    with looking(model) as looks:
         watched = model(tokens)
     assert torch.equal(plain, watched)
-    assert [tuple(layer.shape) for layer in weights] == [(2, HEADS, CONTEXT, CONTEXT)] * LAYERS
+    assert [tuple(look.weights.shape) for look in looks] == [(2, HEADS, CONTEXT, CONTEXT)] * LAYERS
+    assert all(torch.equal(look.weights @ look.value, look.heads) for look in looks)
     assert torch.equal(plain, model(tokens))
-    assert hooks(model) == 0 and len(weights) == LAYERS, "nothing is left behind"
+    assert hooks(model) == 0 and len(looks) == LAYERS, "nothing is left behind"
 
 
 def test_hooks_are_gone_after_an_error() -> None:
@@ -94,6 +96,54 @@ def test_weights_that_do_not_give_the_output_are_refused() -> None:
     layer.combine = lambda heads: combine(heads * 1.01)  # type: ignore[method-assign]
     with pytest.raises(ArithmeticError, match="output only to"):
         attention_maps(model, text(5))
+
+
+def test_changed_weights_change_what_follows_and_nothing_before() -> None:
+    """Head 2 of layer 1 forced to its own position: its result is its value, layer 0 is as it was, the end is not."""
+    model, tokens = trained_like(), text(CONTEXT)[None]
+    with looking(model) as plain:
+        before = model(tokens)
+
+    def to_itself(layer: int, weights: Tensor) -> Tensor:
+        if layer != 1:
+            return weights
+        changed = weights.clone()
+        changed[:, 2] = torch.eye(CONTEXT)
+        return changed
+
+    with looking(model, change_weights=to_itself) as forced:
+        after = model(tokens)
+    assert torch.equal(forced[1].heads[:, 2], forced[1].value[:, 2])
+    assert torch.equal(forced[1].heads[:, 3], plain[1].heads[:, 3])
+    assert all(torch.equal(one, other) for one, other in zip(forced[0], plain[0], strict=True))
+    assert not torch.allclose(forced[2].weights, plain[2].weights)
+    assert not torch.allclose(after, before)
+    assert torch.equal(model(tokens), before) and hooks(model) == 0
+
+
+def test_changed_heads_are_what_the_layer_gives() -> None:
+    """All heads of the last layer set to zero: only the output bias, here none, is added to the stream."""
+    model, tokens = trained_like(), text(CONTEXT)[None]
+    with looking(model, change_heads=lambda layer, heads: heads * 0 if layer == LAYERS - 1 else heads) as looks:
+        after = model(tokens)
+    assert (looks[-1].heads == 0).all()
+    layer = model.blocks[LAYERS - 1].attn
+    assert isinstance(layer, CausalSelfAttention)
+    with torch.no_grad():
+        layer.output_linear.weight.zero_()
+    torch.testing.assert_close(model(tokens), after)
+
+
+def test_looking_needs_evaluation_mode() -> None:
+    with pytest.raises(ValueError, match="evaluation mode"), looking(trained_like().train()):
+        pass
+
+
+def test_names_of_heads() -> None:
+    assert parse_head("L1H2", LAYERS, HEADS) == Head(1, 2) and str(Head(1, 2)) == "L1H2"
+    for name in ("L3H0", "L0H4", "H1", "L1H2x", ""):
+        with pytest.raises(UserError, match="L0H0 to L2H3"):
+            parse_head(name, LAYERS, HEADS)
 
 
 def test_dropout_is_off_while_looking() -> None:

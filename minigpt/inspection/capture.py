@@ -1,7 +1,12 @@
-"""Attention weights of a model at work, recomputed by the explicit function and checked against what ran."""
+"""What each attention layer of a model did, recomputed by the explicit function; and what happens if it does else.
 
-from collections.abc import Iterator
+One hook from outside is the only way to look and to intervene: the network has no switch for either.
+"""
+
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,36 +14,96 @@ from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
 from minigpt.attention import CausalSelfAttention, attention, causal_mask
+from minigpt.errors import UserError
 
 TOLERANCE = 1e-5  # of the largest number in the layer's output
-LONGEST = 256  # tokens of a text that are looked at
+LONGEST = 256  # tokens of a text whose maps are drawn
 
 # From "moves nothing" to "moves all", one hue, light to dark.
 LIGHT, DARK = np.array([247, 251, 255]), np.array([8, 48, 107])
 
 
-@contextmanager
-def captured_weights(model: nn.Module) -> Iterator[list[Tensor]]:
-    """While open, each full pass of ``model`` leaves one (B, H, T, T) tensor a layer in the list, first layer first.
+class Head(NamedTuple):
+    """One head, counted from 0 and written ``L1H2``."""
 
-    A forward hook recomputes each layer by ``attention`` and refuses weights that do not give the layer's output.
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        return f"L{self.layer}H{self.head}"
+
+
+def parse_head(name: str, n_layer: int, n_head: int) -> Head:
+    """``L1H2`` → a head of a network that has it.
+
+    Raises:
+        UserError: for any other text, and for a head that is not there.
     """
-    weights: list[Tensor] = []
+    match = re.fullmatch(r"[Ll](\d+)[Hh](\d+)", name)
+    head = Head(int(match[1]), int(match[2])) if match else None
+    if head is None or head.layer >= n_layer or head.head >= n_head:
+        raise UserError(f"{name}: no such head; this model has L0H0 to {Head(n_layer - 1, n_head - 1)}")
+    return head
 
-    def look(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+
+class Looked(NamedTuple):
+    """What one layer did with a text: its queries, keys, values, weights, and each head's result.
+
+    Keys and values are those that each query head uses, after norm and rotation.
+    """
+
+    query: Tensor  # (B, H, T, K)
+    key: Tensor  # (B, H, T, K)
+    value: Tensor  # (B, H, T, K)
+    weights: Tensor  # (B, H, T, T)
+    heads: Tensor  # (B, H, T, K), weights @ value
+
+
+Change = Callable[[int, Tensor], Tensor]
+"""(layer, tensor) → the tensor to go on with: the same one, or another of its shape. The argument is not written to."""
+
+
+@contextmanager
+def looking(
+    model: nn.Module, *, change_weights: Change | None = None, change_heads: Change | None = None
+) -> Iterator[list[Looked]]:
+    """While open, each full pass of ``model`` leaves one ``Looked`` a layer in the list, first layer first.
+
+    Args:
+        model: in evaluation mode; a pass with a memory is not looked at.
+        change_weights: other weights (B, H, T, T) for a layer; its heads and its output follow from them.
+        change_heads: other results (B, H, T, K) of a layer's heads, after any change of weights.
+
+    Raises:
+        ArithmeticError: in a pass, if the recomputed weights and values do not give the layer's own output.
+    """
+    if model.training:
+        raise ValueError("what is looked at must be in evaluation mode: dropout would make the weights others")
+    looks: list[Looked] = []
+    layers = [module for module in model.modules() if isinstance(module, CausalSelfAttention)]
+    numbers = {layer: number for number, layer in enumerate(layers)}
+
+    def look(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         assert isinstance(layer, CausalSelfAttention)
         query, key, value = layer.project(arguments[0])
-        mask = causal_mask(query.shape[-2], query.shape[-2], query.device)
-        heads, weights_BHTT = attention(query, layer.share_heads(key), layer.share_heads(value), mask)
+        key, value = layer.share_heads(key), layer.share_heads(value)
+        heads, weights = attention(query, key, value, causal_mask(query.shape[-2], query.shape[-2], query.device))
         deviation = (layer.combine(heads) - output).abs().max()
-        if deviation > TOLERANCE * output.abs().max() + 1e-12:
+        if not deviation <= TOLERANCE * output.abs().max() + 1e-12:
             raise ArithmeticError(f"the attention weights give the layer's output only to {deviation:g}")
-        weights.append(weights_BHTT)
+        number, new_weights, new_heads = numbers[layer], weights, heads
+        if change_weights:
+            new_weights = change_weights(number, weights)
+            if new_weights is not weights:
+                new_heads = new_weights @ value
+        if change_heads:
+            new_heads = change_heads(number, new_heads)
+        looks.append(Looked(query, key, value, new_weights, new_heads))
+        return None if new_heads is heads else layer.combine(new_heads)
 
-    layers = [module for module in model.modules() if isinstance(module, CausalSelfAttention)]
     hooks = [layer.register_forward_hook(look) for layer in layers]
     try:
-        yield weights
+        yield looks
     finally:
         for hook in hooks:
             hook.remove()
@@ -50,11 +115,11 @@ def attention_maps(model: nn.Module, tokens: Tensor) -> np.ndarray:
     was_training = model.training
     model.eval()
     try:
-        with captured_weights(model) as weights:
+        with looking(model) as looks:
             model(tokens[None])
     finally:
         model.train(was_training)
-    return torch.cat(weights).float().cpu().numpy()
+    return torch.cat([look.weights for look in looks]).float().cpu().numpy()
 
 
 def attention_grid(maps: np.ndarray, *, least: int = 96) -> np.ndarray:

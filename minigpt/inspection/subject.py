@@ -1,0 +1,109 @@
+"""The trained model that is looked at, and the sequences it is given: options shared by the parts that need a run."""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minigpt.checkpoint import Checkpoint, find_checkpoint
+from minigpt.cli import unescape
+from minigpt.corpus import open_corpus
+from minigpt.errors import UserError
+from minigpt.model import GPT
+from minigpt.sources import normalise_newlines, read_text, takes_any_bytes
+from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
+
+SEQUENCES, LONGEST = 8, 256  # how many windows of the validation part are read, and how long they are at most
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A saved model, made ready for looking: in evaluation mode, on the CPU, in float32."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    model: GPT
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens the model sees at once."""
+        return self.model.config.context_length
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """The run and its checkpoint."""
+    parser.add_argument("run", type=Path, help="a run's folder or one checkpoint file")
+    parser.add_argument("--which", default="best", metavar="best|last|STEP", help="checkpoint (default: best)")
+
+
+def add_text_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the model reads."""
+    text = parser.add_mutually_exclusive_group()
+    text.add_argument("--text", metavar="TEXT", help="one text to read")
+    text.add_argument("--file", type=Path, metavar="PATH", help="read windows of this file")
+    text.add_argument("--source", default="val", choices=["val", "test"], help="part of the run's text (default: val)")
+    parser.add_argument(
+        "--sequences", type=int, default=SEQUENCES, metavar="N", help=f"windows to read (default: {SEQUENCES})"
+    )
+    parser.add_argument(
+        "--length", type=int, default=0, metavar="T", help=f"tokens a window (default: the context, {LONGEST} at most)"
+    )
+
+
+def load_subject(run: Path, which: str = "best") -> Subject:
+    """The model of a run.
+
+    Raises:
+        UserError: if there is none.
+    """
+    from minigpt.assembly import load_model
+
+    checkpoint = find_checkpoint(run, which)
+    return Subject(checkpoint, tokenizer_from_dict(checkpoint.tokenizer), load_model(checkpoint, "cpu"))
+
+
+def sequences(subject: Subject, options: argparse.Namespace) -> NDArray[np.int64]:
+    """What the options ask to read, as tokens (N, T): one text, or windows spread evenly over a file or part.
+
+    Raises:
+        UserError: for numbers that make no sense, text that can't be read, and less than two tokens.
+    """
+    if options.sequences < 1:
+        raise UserError(f"--sequences = {options.sequences}: must be at least 1")
+    length = options.length or min(subject.context_length, LONGEST)
+    if not 2 <= length <= subject.context_length:
+        raise UserError(f"--length = {length}: must be at least 2 and at most the context, {subject.context_length}")
+    tokens, name = _tokens(subject, options)
+    if len(tokens) < 2:
+        raise UserError(f"{name}: {len(tokens)} tokens; at least 2 are needed")
+    if options.text is not None:
+        if len(tokens) > length:
+            print(f"the text has {len(tokens)} tokens: only the first {length} are read", file=sys.stderr)
+        return tokens[None, :length].astype(np.int64)
+    length = min(length, len(tokens))
+    count = min(options.sequences, len(tokens) // length)
+    starts = np.linspace(0, len(tokens) - length, count).astype(np.int64)
+    return tokens[starts[:, None] + np.arange(length)].astype(np.int64)
+
+
+def _tokens(subject: Subject, options: argparse.Namespace) -> tuple[NDArray[Any], str]:
+    data = subject.checkpoint.config.data
+    if options.text is not None:
+        return subject.tokenizer.encode(normalise_newlines(unescape(options.text))), "--text"
+    if options.file:
+        text = "".join(read_text(options.file, data.encoding, any_bytes=takes_any_bytes(data)))
+        return subject.tokenizer.encode(text), str(options.file)
+    corpus = open_corpus(
+        data,
+        context_length=subject.context_length,
+        seed=subject.checkpoint.config.run.seed,
+        tokenizer=subject.tokenizer,
+    )
+    part = corpus.val if options.source == "val" else corpus.test
+    if not len(part):
+        raise UserError(f"--source {options.source}: the run held no such part back (data.{options.source}_fraction)")
+    return part, f"{data.source} ({options.source})"

@@ -1,0 +1,39 @@
+"""Hold attention against fixed examples: worked numbers, your own code, and what a trained model has learned."""
+
+import argparse
+import sys
+from importlib import import_module
+
+from minigpt.cli import parse_options, run_script
+from minigpt.config import nearest
+from minigpt.errors import UserError
+
+COMMANDS: dict[str, str] = {}
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help"):
+        print(overview())
+        return 0
+    name = words[0]
+    if name not in COMMANDS:
+        raise UserError(f"{name}: no such part of compare_attention.py{nearest(name, list(COMMANDS))}")
+    command = import_module(f"minigpt.inspection.commands.{name}")
+    parser = argparse.ArgumentParser(
+        prog=f"compare_attention.py {name}",
+        description=command.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_arguments(parser)
+    return command.run(parse_options(parser, words[1:]))
+
+
+def overview() -> str:
+    """What the parts are for."""
+    lines = [f"  {name:<12}{about}" for name, about in COMMANDS.items()]
+    return "\n".join([__doc__ or "", "python scripts/compare_attention.py PART [--help]", "", *lines])
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,57 @@
+"""The model that is looked at, and what it is given to read."""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minigpt.cli import parse_options
+from minigpt.errors import UserError
+from minigpt.inspection.subject import Subject, add_run_arguments, add_text_arguments, load_subject, sequences
+from tests.running import Trained
+
+
+@pytest.fixture(scope="module")
+def subject(trained: Trained) -> Subject:
+    return load_subject(trained.path)
+
+
+def read(subject: Subject, *words: str) -> np.ndarray:
+    parser = argparse.ArgumentParser()
+    add_run_arguments(parser)
+    add_text_arguments(parser)
+    return sequences(subject, parse_options(parser, ["run", *words]))
+
+
+def test_windows_are_spread_evenly_over_a_part(subject: Subject, tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("the grey boat " * 10, encoding="utf-8")
+    tokens = subject.tokenizer.encode(file.read_text(encoding="utf-8"))
+    found = read(subject, "--file", str(file), "--sequences", "3", "--length", "10")
+    assert found.tolist() == [tokens[start : start + 10].tolist() for start in (0, 65, 130)]
+    assert read(subject, "--file", str(file), "--sequences", "99").shape == (140 // 16, 16), "no more than there are"
+    assert not np.array_equal(read(subject), read(subject, "--source", "test"))
+
+
+def test_one_text_is_one_sequence(subject: Subject, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "the grey boat\nthe grey boat"
+    assert read(subject, "--text", text.replace("\n", "\\n"), "--length", "8").tolist() == [
+        subject.tokenizer.encode(text)[:8].tolist()
+    ]
+    assert capsys.readouterr().err == "the text has 27 tokens: only the first 8 are read\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--length", "17"], "--length = 17: must be at least 2 and at most the context, 16"),
+        (["--sequences", "0"], "--sequences = 0: must be at least 1"),
+        (["--text", "a"], "--text: 1 tokens; at least 2 are needed"),
+        (["--file", "nowhere.txt"], "nowhere.txt: cannot be read"),
+        (["--text", "a", "--source", "test"], "not allowed with argument"),
+    ],
+)
+def test_mistakes(subject: Subject, words: list[str], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        read(subject, *words)
