@@ -4,7 +4,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,11 @@ from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.cli import unescape
 from minigpt.corpus import open_corpus
 from minigpt.errors import UserError
-from minigpt.model import GPT
 from minigpt.sources import normalise_newlines, read_text, takes_any_bytes
 from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
+
+if TYPE_CHECKING:
+    from minigpt.model import GPT  # torch: a second that --help need not wait
 
 SEQUENCES, LONGEST = 8, 256  # how many windows of the validation part are read, and how long they are at most
 
@@ -26,7 +28,7 @@ class Subject:
 
     checkpoint: Checkpoint
     tokenizer: Tokenizer
-    model: GPT
+    model: "GPT"
 
     @property
     def context_length(self) -> int:
