@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from running import Trained
 
 from minigpt.cli import parse_options
 from minigpt.errors import UserError
 from minigpt.inspection.subject import Subject, add_run_arguments, add_text_arguments, load_subject, sequences
-from tests.running import Trained
 
 
 @pytest.fixture(scope="module")
