@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.config import Config, differences, merge, validate
 from minigpt.corpus import Corpus, open_corpus
+from minigpt.distributed import ALONE, World, check_divisible, processes_here
 from minigpt.errors import UserError
 from minigpt.model import GPT
 from minigpt.optim import Optimizers
@@ -32,10 +33,16 @@ class Parts:
     corpus: Corpus
     model: GPT
     optimizers: Optimizers
+    world: World = ALONE
 
 
 def assembled(
-    overrides: Mapping[str, Any], *, config_path: Path | None, source_given: bool, init_from: Path | None
+    overrides: Mapping[str, Any],
+    *,
+    config_path: Path | None,
+    source_given: bool,
+    init_from: Path | None,
+    world: World = ALONE,
 ) -> Parts:
     """The parts of a new run, with every derived value in their configuration; arguments as ``launch.start``'s.
 
@@ -51,17 +58,20 @@ def assembled(
     named_after = Path(f"{parent.config.run.name}-next.toml") if parent else config_path
     config = resolved(asked, corpus, run_name(asked, named_after, source_given))
     check_texts(config, corpus.tokenizer)
+    check_divisible(config.train.batch_size, config.train.grad_accumulation, world.size)
     prepare_machine(config)
     model = build_model(config, corpus.tokenizer.vocab_size, parent)
-    return Parts(config, corpus, model, build_optimizers(model, config))
+    return Parts(config, corpus, model, build_optimizers(model, config, world), world)
 
 
-def restored(checkpoint: Checkpoint, config: Config) -> Parts:
+def restored(checkpoint: Checkpoint, config: Config, world: World = ALONE) -> Parts:
     """Text, model and optimizer as they were when the checkpoint was saved.
 
     Raises:
         UserError: if the text has changed since.
     """
+    if str(world.size) != checkpoint.metadata.get("machine", {}).get("processes", "1"):
+        config = config.with_values(run={"threads": 0})  # the cores are shared otherwise now
     config = config.with_values(run=machine_choices(config))
     tokenizer = tokenizer_from_dict(checkpoint.tokenizer)
     try:
@@ -76,11 +86,12 @@ def restored(checkpoint: Checkpoint, config: Config) -> Parts:
             f"start a new run with --init-from {checkpoint.path}"
         )
     check_texts(config, corpus.tokenizer)
+    check_divisible(config.train.batch_size, config.train.grad_accumulation, world.size)
     prepare_machine(config)
     model = build_model(config, corpus.tokenizer.vocab_size, checkpoint)
-    optimizers = build_optimizers(model, config)
+    optimizers = build_optimizers(model, config, world)
     optimizers.load_state(torch_tensors(checkpoint.tensors("optimizer")))
-    return Parts(config, corpus, model, optimizers)
+    return Parts(config, corpus, model, optimizers, world)
 
 
 # ── configuration ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -121,7 +132,7 @@ def machine_choices(config: Config) -> dict[str, object]:
     return {
         "device": device,
         "dtype": choose_dtype(config.run.dtype, device, bf16=bf16),
-        "threads": choose_threads(config.run.threads),
+        "threads": choose_threads(config.run.threads, processes=processes_here()),
     }
 
 
@@ -142,12 +153,16 @@ def check_texts(config: Config, tokenizer: Tokenizer) -> None:
             raise UserError(f"{key}: {error}") from None
 
 
-def machine_facts(config: Config) -> dict[str, str]:
+def machine_facts(config: Config, world: World) -> dict[str, str]:
     """What besides seed and data decides the exact bits."""
     kernels = torch.backends.cpu.get_cpu_capability()
     if config.run.device.startswith("cuda"):
         kernels = torch.cuda.get_device_name(config.run.device)
-    return {**machine(device=config.run.device, threads=config.run.threads), "kernels": kernels}
+    return {
+        **machine(device=config.run.device, threads=config.run.threads),
+        "kernels": kernels,
+        "processes": str(world.size),
+    }
 
 
 def prepare_machine(config: Config) -> None:
@@ -193,9 +208,10 @@ def load_model(checkpoint: Checkpoint, device: str = "auto") -> GPT:
     return build_model(config, vocab_size, checkpoint).eval()
 
 
-def build_optimizers(model: nn.Module, config: Config) -> Optimizers:
+def build_optimizers(model: nn.Module, config: Config, world: World = ALONE) -> Optimizers:
     """The optimizers of ``config.optim``, with loss scaling where the arithmetic needs it."""
-    return Optimizers(model, config.optim, loss_scaling=needs_loss_scaler(config.run.device, config.run.dtype))
+    scaling = needs_loss_scaler(config.run.device, config.run.dtype)
+    return Optimizers(model, config.optim, loss_scaling=scaling, world=world)
 
 
 def torch_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:

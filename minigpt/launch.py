@@ -1,6 +1,7 @@
 """From a configuration to a trained run: everything is made ready, then ``training.train`` runs in its folder."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from minigpt.checkpoint import (
     save_checkpoint,
 )
 from minigpt.config import Config, to_toml
+from minigpt.distributed import joined
 from minigpt.errors import TrainingStopped, UserError
 from minigpt.run import RunFolder, as_word, create_run, machine_changes, open_run, resume_config
 from minigpt.tracking import Tracker
@@ -35,6 +37,7 @@ class Outcome:
     path: Path
     config: Config
     progress: Progress
+    leads: bool = True  # whether this process speaks for all that trained
 
 
 Stop = Callable[[], bool]
@@ -61,14 +64,18 @@ def start(
         UserError: for the user's mistakes, before a folder is made.
         TrainingStopped: for a loss that is not finite or a disk that takes no more.
     """
-    parts = assembled(overrides, config_path=config_path, source_given=source_given, init_from=init_from)
-    with create_run(parts.config) as folder:
-        return run_training(parts, folder, Progress(), stop)
+    with joined() as world:
+        with world.leader_first():
+            parts = assembled(
+                overrides, config_path=config_path, source_given=source_given, init_from=init_from, world=world
+            )
+        with create_run(parts.config) if world.leads else nullcontext() as folder:
+            return run_training(parts, folder, Progress(), stop)
 
 
 def resume(path: Path, overrides: Mapping[str, Any], *, stop: Stop = lambda: False) -> Outcome:
     """Go on with a run from its last good checkpoint, exactly as if it had never ended. Raises as ``start`` does."""
-    with open_run(path) as folder:
+    with joined() as world, open_run(path) if world.leads else nullcontext() as folder:
         sentences: list[str] = []
         checkpoint = find_checkpoint(path, "last", verify=True, say=sentences.append)
         config, changes = resume_config(checkpoint.config, overrides)
@@ -77,11 +84,13 @@ def resume(path: Path, overrides: Mapping[str, Any], *, stop: Stop = lambda: Fal
                 f"{path}: finished, at step {checkpoint.step} of {config.train.max_steps}; "
                 f"to go on give more steps, such as --train.max-steps {2 * checkpoint.step}"
             )
-        parts = restored(checkpoint, config)
-        folder.cut_metrics(checkpoint.step)
-        folder.write_config(parts.config)
+        with world.leader_first():
+            parts = restored(checkpoint, config, world)
+        if folder:
+            folder.cut_metrics(checkpoint.step)
+            folder.write_config(parts.config)
         sentences += [f"goes on from step {checkpoint.step}", *changes]
-        sentences += machine_changes(checkpoint.metadata.get("machine", {}), machine_facts(parts.config))
+        sentences += machine_changes(checkpoint.metadata.get("machine", {}), machine_facts(parts.config, world))
         return run_training(parts, folder, saved_progress(checkpoint), stop, sentences)
 
 
@@ -102,7 +111,7 @@ def verify(path: Path, step: int, say: Callable[[str], None] = lambda sentence: 
         raise UserError(f"{path}: no checkpoint before step {step} to begin at")
     begin = last(earlier)
     parts = restored(begin, saved.config)
-    for sentence in machine_changes(saved.metadata.get("machine", {}), machine_facts(parts.config)):
+    for sentence in machine_changes(saved.metadata.get("machine", {}), machine_facts(parts.config, parts.world)):
         say(sentence)
     run = Run(
         config=parts.config,
@@ -126,7 +135,7 @@ def verify(path: Path, step: int, say: Callable[[str], None] = lambda sentence: 
 
 def compiled(parts: Parts, say: Callable[[str], None]) -> nn.Module:
     """``torch.compile(model)`` if a forward and a backward work with it here, else, said once, the model itself."""
-    model, passes = parts.model, parts.config.train.grad_accumulation
+    model, passes = parts.model, parts.world.size * parts.config.train.grad_accumulation
     inputs_BT, _ = next_batch(parts.corpus.train, parts.config, 0)
     try:
         handle = torch.compile(model)
@@ -147,9 +156,30 @@ def compiled(parts: Parts, say: Callable[[str], None]) -> nn.Module:
 
 
 def run_training(
-    parts: Parts, folder: RunFolder, progress: Progress, stop: Stop, sentences: Sequence[str] = ()
+    parts: Parts, folder: RunFolder | None, progress: Progress, stop: Stop, sentences: Sequence[str] = ()
 ) -> Outcome:
-    """Train what has been made ready, in its folder; ``sentences`` are told first."""
+    """Train what has been made ready, in its folder; ``sentences`` are told first.
+
+    Without a folder this process does its share of the work for the one that has it.
+    """
+    run = Run(
+        config=parts.config,
+        corpus=parts.corpus,
+        model=parts.model,
+        optimizers=parts.optimizers,
+        progress=progress,
+        should_stop=stop,
+        world=parts.world,
+    )
+    if folder:
+        return run_in_folder(run, parts, folder, sentences)
+    if run.config.run.compile:
+        run.forward = compiled(parts, lambda _sentence: None)
+    return Outcome(Path(run.config.run.dir) / run.config.run.name, run.config, train(run), leads=False)
+
+
+def run_in_folder(run: Run, parts: Parts, folder: RunFolder, sentences: Sequence[str]) -> Outcome:
+    """Train, tell and save."""
     config, corpus, model, optimizers = parts.config, parts.corpus, parts.model, parts.optimizers
 
     def save(progress: Progress) -> None:
@@ -161,27 +191,18 @@ def run_training(
             "config": config.model_dump(),
             "tokenizer": corpus.tokenizer.to_dict(),
             "corpus": corpus.fingerprint,
-            "machine": machine_facts(config),
+            "machine": machine_facts(config, parts.world),
         }
         save_checkpoint(checkpoint_path(folder.checkpoints, progress.step), arrays, metadata)
         prune(folder.checkpoints, config.train.keep_last)
 
     total, text = config.train.max_steps, to_toml(config)
-    with Tracker(folder, total_steps=total, start_step=progress.step, config_text=text) as tracker:
+    with Tracker(folder, total_steps=total, start_step=run.progress.step, config_text=text) as tracker:
         for sentence in (*plan(parts, folder.path), *corpus.notes, *sentences):
             tracker.say(sentence)
-        run = Run(
-            config=config,
-            corpus=corpus,
-            model=model,
-            optimizers=optimizers,
-            reporter=tracker,
-            save=save,
-            progress=progress,
-            observers=[sampler(parts, tracker), attention_watcher(parts, tracker)],
-            should_stop=stop,
-            forward=compiled(parts, tracker.say) if config.run.compile else None,
-        )
+        run.reporter, run.save = tracker, save
+        run.observers = [sampler(parts, tracker), attention_watcher(parts, tracker)]
+        run.forward = compiled(parts, tracker.say) if config.run.compile else None
         try:
             return Outcome(folder.path, config, train(run))
         except NonFiniteError as error:

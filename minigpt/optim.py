@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.config import OptimConfig
+from minigpt.distributed import ALONE, World
 
 # Quintic whose iteration sends singular values in (0, 1] near 1 (Jordan et al. 2024, "Muon").
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -39,14 +40,16 @@ class Bundle:
         for part, piece in zip(self.parts, self.pieces(self.whole.data).values(), strict=True):
             part.data = piece
 
-    def gather_gradients(self) -> None:
-        """Move the gradients of the parts, where they have new ones, into that of the whole."""
+    def gather_gradients(self) -> Tensor | None:
+        """Move the gradients of the parts into that of the whole; None if there are no new ones."""
         gradients = [part.grad for part in self.parts if part.grad is not None]
-        if gradients:
-            assert len(gradients) == len(self.parts)
-            self.whole.grad = torch.cat([gradient.flatten() for gradient in gradients]).view(self.whole.shape)
+        if not gradients:
+            return None
+        assert len(gradients) == len(self.parts)
         for part in self.parts:
             part.grad = None
+        self.whole.grad = torch.cat([gradient.flatten() for gradient in gradients]).view(self.whole.shape)
+        return self.whole.grad
 
     def pieces(self, whole: Tensor) -> dict[str, Tensor]:
         """What each named part owns of a tensor of the bundle's shape; all own a number that belongs to the whole."""
@@ -65,12 +68,13 @@ class Bundle:
 class Muon(torch.optim.Optimizer):
     """Momentum, then each matrix's update is replaced by the nearest orthogonal one (Jordan et al. 2024).
 
-    Parameters are stacks of matrices, (n, R, C), orthogonalised together, in float32 throughout.
+    Parameters are stacks of matrices, (n, R, C), orthogonalised together, in float32 throughout; of several processes
+    each takes its share of a stack.
     """
 
-    def __init__(self, stacks: Iterable[nn.Parameter], config: OptimConfig) -> None:
+    def __init__(self, stacks: Iterable[nn.Parameter], config: OptimConfig, world: World = ALONE) -> None:
         defaults = {"lr": config.lr, "momentum": config.momentum, "weight_decay": config.weight_decay}
-        self.ns_steps = config.ns_steps
+        self.ns_steps, self.world = config.ns_steps, world
         super().__init__(stacks, defaults)
 
     @torch.no_grad()
@@ -84,10 +88,19 @@ class Muon(torch.optim.Optimizer):
                     state["momentum"] = torch.zeros_like(gradient)
                 momentum = state["momentum"].lerp_(gradient, 1 - group["momentum"])
                 ahead = gradient.lerp(momentum, group["momentum"])  # Nesterov's look
-                update = orthogonalise(ahead, self.ns_steps)
+                update = self._orthogonalised(ahead)
                 rows, columns = stack.shape[-2:]
                 rate = group["lr"] * max(1.0, rows / columns) ** 0.5
                 stack.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
+
+    def _orthogonalised(self, stack: Tensor) -> Tensor:
+        if self.world.size == 1:
+            return orthogonalise(stack, self.ns_steps)
+        shares, update = stack.tensor_split(self.world.size), torch.zeros_like(stack)
+        mine = update.tensor_split(self.world.size)[self.world.rank]
+        if len(mine):
+            mine.copy_(orthogonalise(shares[self.world.rank], self.ns_steps))
+        return self.world.sum(update)  # all but one add zero: exact
 
 
 def orthogonalise(matrices: Tensor, steps: int) -> Tensor:
@@ -105,8 +118,10 @@ def orthogonalise(matrices: Tensor, steps: int) -> Tensor:
 class Optimizers:
     """The optimizers of one model, stepped together; their state has names and can be saved as plain tensors."""
 
-    def __init__(self, model: nn.Module, config: OptimConfig, *, loss_scaling: bool = False) -> None:
-        """``loss_scaling``: for float16, whose small gradients would vanish."""
+    def __init__(
+        self, model: nn.Module, config: OptimConfig, *, loss_scaling: bool = False, world: World = ALONE
+    ) -> None:
+        """``loss_scaling``: for float16, whose small gradients would vanish; ``world``: who else trains this model."""
         adam: dict[str, Any] = {"betas": (config.beta1, config.beta2), "eps": config.eps, "fused": True}
         named = dict(model.named_parameters())
         if config.name == "muon":
@@ -118,7 +133,7 @@ class Optimizers:
             rest = Bundle({name: p for name, p in named.items() if name not in matrices})
             group = {"params": [rest.whole], "weight_decay": 0.0, "lr": config.adam_lr}
             self.bundles = [*stacks, rest]
-            self.all = [Muon([stack.whole for stack in stacks], config), torch.optim.AdamW([group], **adam)]
+            self.all = [Muon([stack.whole for stack in stacks], config, world), torch.optim.AdamW([group], **adam)]
         else:
             decayed = Bundle({name: p for name, p in named.items() if p.ndim == 2})
             groups = [{"params": [decayed.whole], "weight_decay": config.weight_decay}]
@@ -128,6 +143,7 @@ class Optimizers:
                 self.bundles.append(Bundle(vectors))
                 groups.append({"params": [self.bundles[-1].whole], "weight_decay": 0.0})
             self.all = [torch.optim.AdamW(groups, lr=config.lr, **adam)]
+        self.world = world
         self.scaler = torch.amp.GradScaler(enabled=loss_scaling)
         self.peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.all]
 
@@ -147,9 +163,14 @@ class Optimizers:
         self.scaler.scale(loss).backward()
 
     def clip(self, largest: float) -> float:
-        """Shorten the gradient to the norm ``largest`` (0: leave it); returns the norm it had."""
+        """Sum the gradient over all processes and shorten it to the norm ``largest`` (0: leave it).
+
+        Returns the norm it had.
+        """
         for bundle in self.bundles:
-            bundle.gather_gradients()
+            gradient = bundle.gather_gradients()
+            if gradient is not None:
+                self.world.sum(gradient)
         for optimizer in self.all:
             self.scaler.unscale_(optimizer)
         return nn.utils.clip_grad_norm_([bundle.whole for bundle in self.bundles], largest or math.inf).item()

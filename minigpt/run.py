@@ -298,10 +298,9 @@ def needs_loss_scaler(device: str, dtype: str) -> bool:
     return device.startswith("cuda") and dtype == "float16"
 
 
-def choose_threads(asked: int) -> int:
-    """``run.threads``, or for 0 the number of cores that this process may use."""
+def choose_threads(asked: int, processes: int = 1) -> int:
+    """``run.threads``, or for 0 the number of cores that this process may use, its share where several run here."""
     if asked:
         return asked
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // processes)

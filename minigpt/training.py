@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from minigpt.config import Config
 from minigpt.corpus import Corpus, batch, evaluation_batches
+from minigpt.distributed import ALONE, World
 from minigpt.optim import Optimizers, learning_rate_factor
 from minigpt.scoring import Evaluation
 
@@ -79,6 +80,7 @@ class Run:
     progress: Progress = field(default_factory=Progress)
     observers: Sequence[Observer] = ()
     should_stop: Callable[[], bool] = lambda: False
+    world: World = ALONE
     forward: Callable[[Tensor], Tensor] | None = None  # a compiled handle on the model, where there is one
 
 
@@ -100,7 +102,7 @@ def train(run: Run) -> Progress:
         observe(run, due_observers(run, validated=True))
         meter.skip()
     saved_step = progress.step
-    while progress.step < settings.max_steps and not run.should_stop():
+    while progress.step < settings.max_steps and not run.world.any(run.should_stop()):
         gradient_norm = train_step(run)
         meter.count(progress)
         finished = progress.step == settings.max_steps
@@ -134,22 +136,24 @@ def train(run: Run) -> Progress:
 def train_step(run: Run) -> float:
     """One update: forward and backward in ``grad_accumulation`` passes, clip, step. Returns the gradient's norm.
 
-    The loss is the sum over all counted targets of the update ÷ their number, so the number of passes changes
-    memory and not the result. What is random in it depends on the seed and the step alone.
+    The loss is the sum over all counted targets of the update ÷ their number, so the number of passes and processes
+    changes memory and time and not the result. What is random in it depends on seed, step and process alone.
     """
-    config, progress = run.config, run.progress
+    config, progress, world = run.config, run.progress, run.world
     step, passes = progress.step, config.train.grad_accumulation
-    seed_torch(config.run.seed, step, config.run.device)
+    seed_torch(config.run.seed, step, world.rank, config.run.device)
     inputs_BT, targets_BT = next_batch(run.corpus.train, config, step)
     n_counted = (targets_BT != UNCOUNTED).sum()
     forward, loss = run.forward or run.model, torch.zeros((), device=inputs_BT.device)
-    for inputs, targets in zip(inputs_BT.chunk(passes), targets_BT.chunk(passes), strict=True):
+    shares = world.share(inputs_BT).chunk(passes), world.share(targets_BT).chunk(passes)
+    for inputs, targets in zip(*shares, strict=True):
         with precision(config):
             part = loss_sum(forward(inputs), targets) / n_counted
         run.optimizers.backward(part)
         loss += part.detach()
     run.optimizers.set_rate(learning_rate_factor(step, config.train.max_steps, config.optim))
     gradient_norm = run.optimizers.clip(config.optim.grad_clip)
+    world.sum(loss)
     if not math.isfinite(loss.item()) or not run.optimizers.can_step(gradient_norm):
         raise NonFiniteError(f"step {step + 1}: loss {loss.item():g}, gradient norm {gradient_norm:g}")
     run.optimizers.step()
@@ -159,10 +163,10 @@ def train_step(run: Run) -> float:
     return gradient_norm
 
 
-def seed_torch(seed: int, step: int, device: str) -> None:
-    """Make what is random in a step a pure function of the two numbers."""
+def seed_torch(seed: int, step: int, rank: int, device: str) -> None:
+    """Make what is random in a step a pure function of the three numbers."""
     # Mixed into 32 bits: torch's CPU generator reads no more of a seed.
-    mixed = int(np.random.SeedSequence([seed, step]).generate_state(1)[0])
+    mixed = int(np.random.SeedSequence([seed, step, rank] if rank else [seed, step]).generate_state(1)[0])
     if device == "cpu":
         torch.default_generator.manual_seed(mixed)  # torch.manual_seed looks for other devices, 0.4 ms a step
     else:
@@ -190,26 +194,33 @@ def precision(config: Config) -> AbstractContextManager[object]:
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, tokens: np.ndarray, config: Config, byte_lengths: np.ndarray) -> Evaluation:
+def evaluate(
+    model: nn.Module, tokens: np.ndarray, config: Config, byte_lengths: np.ndarray, world: World = ALONE
+) -> Evaluation:
     """Loss over windows of the context length that do not overlap, the short last one included.
+
+    Processes share the batches; their sums are added in the same order whatever their number.
 
     Args:
         model: (B, T) → (B, T, V).
         tokens: (N,) ids; N − 1 of them are predicted.
         config: context length, device and dtype are read.
         byte_lengths: (V,) bytes of text each id stands for.
+        world: who shares the work.
     """
     length, device, was_training = config.model.context_length, config.run.device, model.training
     model.eval()
-    total, n_byte = 0.0, 0
-    for inputs, targets in evaluation_batches(tokens, length, max(1, EVALUATION_TOKENS // length)):
-        with precision(config):
-            logits_BTV = model(torch.from_numpy(inputs).to(device))
-        total += loss_sum(logits_BTV, torch.from_numpy(targets).to(device)).item()
-        n_byte += int(byte_lengths[targets].sum())
+    sums: list[float] = []
+    for number, (inputs, targets) in enumerate(evaluation_batches(tokens, length, max(1, EVALUATION_TOKENS // length))):
+        sums.append(0.0)
+        if number % world.size == world.rank:
+            with precision(config):
+                logits_BTV = model(torch.from_numpy(inputs).to(device))
+            sums[-1] = loss_sum(logits_BTV, torch.from_numpy(targets).to(device)).item()
     model.train(was_training)
-    n_token = len(tokens) - 1
-    return Evaluation(total / n_token, n_token, n_byte)
+    if world.size > 1:
+        sums = world.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+    return Evaluation(sum(sums) / (len(tokens) - 1), len(tokens) - 1, int(byte_lengths[tokens[1:]].sum()))
 
 
 def validation_row(run: Run) -> dict[str, float]:
@@ -219,7 +230,7 @@ def validation_row(run: Run) -> dict[str, float]:
         return {}
     if 0 < run.config.train.eval_tokens < len(tokens) - 1:
         tokens = tokens[: run.config.train.eval_tokens + 1]
-    result = evaluate(run.model, tokens, run.config, run.corpus.tokenizer.byte_lengths)
+    result = evaluate(run.model, tokens, run.config, run.corpus.tokenizer.byte_lengths, run.world)
     progress.val_loss = result.loss
     if result.loss < progress.best_val_loss:
         progress.best_val_loss, progress.validations_since_best = result.loss, 0
@@ -252,7 +263,7 @@ def require_finite(run: Run) -> None:
     """
     inputs_BT, _ = next_batch(run.corpus.train, run.config, run.progress.step)
     with precision(run.config):
-        logits_BTV = run.model(inputs_BT.chunk(run.config.train.grad_accumulation)[0])
+        logits_BTV = run.model(inputs_BT.chunk(run.world.size * run.config.train.grad_accumulation)[0])
     if not torch.isfinite(logits_BTV).all():
         raise NonFiniteError(f"step {run.progress.step}: its update left weights whose logits are not finite")
 

@@ -56,6 +56,8 @@ def main() -> int:
                 stop=stop,
             )
 
+    if not outcome.leads:
+        return stop.exit_code
     progress, path = outcome.progress, outcome.path
     best = f", best validation loss {progress.best_val_loss:.4f}" if progress.best_val_loss < float("inf") else ""
     print(f"{path}: step {progress.step} of {outcome.config.train.max_steps}{best}, {progress.seconds:.0f} s")
