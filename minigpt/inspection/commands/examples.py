@@ -52,9 +52,8 @@ def run(options: argparse.Namespace) -> int:
         if options.steps:
             print("\n\n\n".join(map(pencil, results)), end="\n\n\n")
         print(_report(results))
-        if not options.names:
-            rows = [row.name for row in examples.reference_rows]
-            print(*(f"{name}: a printed row, to be compared with a model's, not computed" for name in rows), sep="\n")
+        for row in () if options.names else examples.reference_rows:
+            print(f"{row.name}: a printed row, to be compared with a model's, not computed")
     return 0 if all(result.holds for of_case in results.values() for result in of_case) else 1
 
 
@@ -112,7 +111,7 @@ def _report(results: Results) -> str:
     computed = [result for result in every if result.agreement]
     off = sum(not result.holds for result in computed)
     verdict = f"{off} of {len(computed)} results are off (!)" if off else f"all {len(computed)} results hold"
-    return "\n".join([*lines, "", f"{len(results)} examples: {verdict}"])
+    return "\n".join([*lines, "", f"{len(results)} example{'s' * (len(results) != 1)}: {verdict}"])
 
 
 def _cell(results: list[Result]) -> str:
