@@ -43,6 +43,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "no JSON": ("{", "not a valid JSON file"),
     "no object": ([1], "must be an object with one or more of the lists attention, multi_head, parts, reference_rows"),
     "unknown list": ({"atention": []}, "there is no list atention; did you mean attention?"),
+    "empty": ({"parts": []}, "holds no example"),
     "no list": ({"attention": {}}, "attention must be a list of objects"),
     "no name": (one(name=""), "attention example number 0 must be an object with a name"),
     "same name": ({"attention": one()["attention"] * 2}, "two examples are named mine; each needs a name of its own"),
@@ -64,6 +65,9 @@ MISTAKES: dict[str, tuple[Any, str]] = {
              "did you mean layer_norm?"),
     "odd rotation": ({"parts": [{"name": "r", "kind": "rotary_relative", "query": [1, 2, 3], "key": [1, 2, 3],
                                  "product": [1, 1, 1]}]}, "field query: rotation needs an even width"),
+    "no positions": ({"parts": [{"name": "r", "kind": "rotary_relative", "query": [1, 2], "key": [1, 2],
+                                 "positions": [2], "product": [1]}]}, "field positions: they and the distance must be "
+                     "whole numbers, none below the distance or above 100000"),
     "heads of a width": ({"multi_head": [{"name": "m", "x": [[1, 2, 3]], "weights": [[[1]], [[1]]]}]},
                          "field weights: 2 heads cannot share a width of 3"),
     "row": ({"reference_rows": [{"name": "r", "tokens": ["a", "b"], "query": "c", "weights": [1, 0]}]},

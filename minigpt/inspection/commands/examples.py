@@ -1,8 +1,9 @@
-"""Compute every worked example in every way the project has, and hold the results against the numbers expected.
+"""Compute worked examples in every way the project has, against expected numbers.
 
-Plain NumPy, PyTorch in the open, its fused kernel, the hand-written kernel that trains on a CPU, and decoding token
-by token behind a cache. A number x is met if |got - x| <= 1e-6 + 1e-6 |x| in float64; in float32 1e-5 takes the
-place of 1e-6. The exit code is 1 if any is missed.
+The ways are plain NumPy, PyTorch in the open, its fused kernel, the hand-written
+kernel that trains on a CPU, and decoding token by token behind a cache. A number
+x is met if |got - x| <= 1e-6 + 1e-6 |x| in float64; for float32 put 1e-5. The
+exit code is 1 if any is missed.
 """
 
 import argparse

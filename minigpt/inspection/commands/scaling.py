@@ -1,8 +1,10 @@
-"""Why attention divides its scores by the square root of d, the size of query and key.
+"""Why attention divides its scores by sqrt(d), d the size of query and key.
 
-Queries and keys of random standard normal numbers, for d = 2, 4, ... 1024, each query with 8 keys; the scores as
-they are and divided. Per way: the standard deviation of the scores, the mean of the largest weight that softmax
-gives, and the mean Frobenius norm of softmax's Jacobian, through which every gradient of query and key goes.
+Queries and keys of random standard normal numbers, for d = 2, 4, ... 1024, each
+query with 8 keys, their scores as they are and divided. Shown are the standard
+deviation of the scores, the mean of the largest weight that softmax gives, and
+the mean Frobenius norm of softmax's Jacobian, through which every gradient of
+query and key goes.
 """
 
 import argparse
