@@ -96,7 +96,7 @@ def open_corpus(data: DataConfig, *, context_length: int, seed: int, tokenizer: 
 def cache_folder(cache_dir: str) -> Path:
     """Where token files and downloads go: ``cache_dir``; for "auto" data/cache beside the package if writable."""
     if cache_dir != "auto":
-        return Path(cache_dir).expanduser()
+        return Path(os.path.expanduser(cache_dir))  # unlike the method of Path it lets a stranger's ~ be
     data = Path(__file__).resolve().parent.parent / "data"
     if (data / "sources.toml").is_file() and os.access(data, os.W_OK):
         return data / "cache"
