@@ -5,7 +5,7 @@ Everything a user can get wrong is found here, before a folder is made.
 
 import ctypes
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,8 @@ def restored(checkpoint: Checkpoint, config: Config, world: World = ALONE) -> Pa
     prepare_machine(config)
     model = build_model(config, corpus.tokenizer.vocab_size, checkpoint)
     optimizers = build_optimizers(model, config, world)
-    optimizers.load_state(torch_tensors(checkpoint.tensors("optimizer")))
+    state = torch_tensors(checkpoint.tensors("optimizer"))
+    load_into(checkpoint, "optimizer's numbers", lambda: optimizers.load_state(state))
     return Parts(config, corpus, model, optimizers, world)
 
 
@@ -188,12 +189,37 @@ def keep_freed_memory() -> None:
 
 
 def build_model(config: Config, vocab_size: int, checkpoint: Checkpoint | None = None) -> GPT:
-    """The network on its device, with a checkpoint's weights or those that the seed gives."""
+    """The network on its device, with a checkpoint's weights or those that the seed gives.
+
+    Raises:
+        UserError: if it does not fit into memory, or the weights do not fit it.
+    """
     torch.manual_seed(config.run.seed)
-    model = GPT(config.model, vocab_size)
-    if checkpoint:
-        model.load_state_dict(torch_tensors(checkpoint.tensors("model")))
-    return model.to(config.run.device)
+    try:
+        model = GPT(config.model, vocab_size)
+        if checkpoint:
+            load_into(checkpoint, "weights", lambda: model.load_state_dict(torch_tensors(checkpoint.tensors("model"))))
+        return model.to(config.run.device)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        keys = ", ".join(f"model.{key}" for key in ("n_layer", "d_model", "d_ff", "context_length"))
+        raise UserError(f"the model does not fit into memory: choose smaller numbers among {keys}") from None
+
+
+def load_into(checkpoint: Checkpoint, what: str, load: Callable[[], object]) -> None:
+    """Do the loading; what does not fit, however well it is formed, is told with the file's name."""
+    try:
+        load()
+    except (RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{checkpoint.path}: damaged, its {what} do not fit its configuration ({reason})") from None
+
+
+def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """Whether there is not enough memory; of torch's errors only CUDA's has a class of its own."""
+    words = ("DefaultCPUAllocator", "can't allocate memory", "out of memory", "Storage size calculation overflowed")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
 def load_model(checkpoint: Checkpoint, device: str = "auto") -> GPT:
@@ -204,7 +230,7 @@ def load_model(checkpoint: Checkpoint, device: str = "auto") -> GPT:
     """
     config = checkpoint.config.with_values(run={"device": device, "dtype": "float32"})
     config = config.with_values(run=machine_choices(config))
-    vocab_size = len(checkpoint.tensors("model")["token_embedding.weight"])
+    vocab_size = len(checkpoint.tensors("model").get("token_embedding.weight", ()))
     return build_model(config, vocab_size, checkpoint).eval()
 
 

@@ -1,5 +1,6 @@
 """From a configuration to a trained run: everything is made ready, then ``training.train`` runs in its folder."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from minigpt.assembly import Parts, assembled, machine_facts, restored
+from minigpt.assembly import Parts, assembled, is_out_of_memory, machine_facts, restored
 from minigpt.checkpoint import (
     Checkpoint,
     checkpoint_path,
@@ -87,7 +88,10 @@ def resume(path: Path, overrides: Mapping[str, Any], *, stop: Stop = lambda: Fal
         with world.leader_first():
             parts = restored(checkpoint, config, world)
         if folder:
-            folder.cut_metrics(checkpoint.step)
+            try:
+                folder.cut_metrics(checkpoint.step)
+            except UserError as error:  # a log is no reason not to train
+                sentences.append(f"{error}; rows past step {checkpoint.step} may stand in it twice")
             folder.write_config(parts.config)
         sentences += [f"goes on from step {checkpoint.step}", *changes]
         sentences += machine_changes(checkpoint.metadata.get("machine", {}), machine_facts(parts.config, world))
@@ -209,7 +213,7 @@ def run_in_folder(run: Run, parts: Parts, folder: RunFolder, sentences: Sequence
             raise TrainingStopped(after_non_finite(error, folder, config)) from None
         except UserError as error:  # a checkpoint could not be written
             raise TrainingStopped(str(error)) from None
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise TrainingStopped(smaller_passes(folder, config)) from None
@@ -218,7 +222,7 @@ def run_in_folder(run: Run, parts: Parts, folder: RunFolder, sentences: Sequence
 def saved_progress(checkpoint: Checkpoint) -> Progress:
     """Where the run stood; what was not finite was saved as null."""
     fresh = Progress()
-    saved = {key: checkpoint.metadata[key] for key in asdict(fresh)}
+    saved = {key: checkpoint.metadata.get(key) for key in asdict(fresh)}
     return Progress(**{key: getattr(fresh, key) if value is None else value for key, value in saved.items()})
 
 
@@ -234,16 +238,11 @@ def after_non_finite(error: NonFiniteError, folder: RunFolder, config: Config) -
     )
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch could not get memory; only on CUDA does that have a class of its own."""
-    words = ("DefaultCPUAllocator", "can't allocate memory", "out of memory")
-    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
-
-
 def smaller_passes(folder: RunFolder, config: Config) -> str:
     """The same training in less memory, as exact numbers."""
     batch, passes = config.train.batch_size, config.train.grad_accumulation
-    divisors = [n for n in range(passes + 1, batch + 1) if batch % n == 0]
+    small = [n for n in range(1, math.isqrt(batch) + 1) if batch % n == 0]
+    divisors = sorted(n for n in {*small, *(batch // n for n in small)} if n > passes)
     if not divisors:
         return "out of memory with one sequence a pass: choose a smaller model.context_length or model.d_model"
     more = next((n for n in divisors if n >= 4 * passes), divisors[-1])

@@ -13,6 +13,8 @@ from minigpt.distributed import ALONE, World
 # Quintic whose iteration sends singular values in (0, 1] near 1 (Jordan et al. 2024, "Muon").
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
+SMALLEST_SCALE = 1e-4  # of a float16 loss: what still overflows here is not finite by itself
+
 
 def learning_rate_factor(step: int, max_steps: int, config: OptimConfig) -> float:
     """Part of the peak rate used by the update number ``step`` (from 0): linear warm-up, then the decay.
@@ -176,8 +178,11 @@ class Optimizers:
         return nn.utils.clip_grad_norm_([bundle.whole for bundle in self.bundles], largest or math.inf).item()
 
     def can_step(self, gradient_norm: float) -> bool:
-        """Whether the gradient is finite, or float16's scaler will skip this update and scale less."""
-        return math.isfinite(gradient_norm) or self.scaler.is_enabled()
+        """Whether the gradient is finite, or float16's scaler will skip this update and scale less.
+
+        It would skip for ever a gradient that is not finite at any scale.
+        """
+        return math.isfinite(gradient_norm) or (self.scaler.is_enabled() and self.scaler.get_scale() > SMALLEST_SCALE)
 
     def step(self) -> None:
         """Move the weights and drop the gradients."""

@@ -13,6 +13,8 @@ import numpy as np
 
 from minigpt.errors import UserError
 
+LARGEST = 1e300  # what a score is at most after an absurd penalty, so that differences stay finite
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -69,8 +71,8 @@ def distribution(
 ) -> Array:
     """Probabilities (V,) of the next token, in float64.
 
-    In this order: ban; repetition penalty over ``history`` (a positive logit is divided by it, a negative one
-    multiplied: Keskar 2019); temperature; top-k (ties: lowest ids); softmax; top-p (likeliest first, then by id);
+    In this order: repetition penalty over ``history`` (a positive logit is divided by it, a negative one
+    multiplied: Keskar 2019); ban; temperature; top-k (ties: lowest ids); softmax; top-p (likeliest first, then by id);
     min-p against the likeliest left; renormalise. Temperature 0 puts everything on the largest logit's lowest id.
 
     Raises:
@@ -82,12 +84,14 @@ def distribution(
             "the model's logits are not finite: the checkpoint is damaged or its training diverged; "
             "sample from an earlier step"
         )
-    if len(banned):
-        scores[list(banned)] = -np.inf
     if history and options.repetition_penalty != 1:
         seen = list(history)
         penalty = options.repetition_penalty
-        scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+        with np.errstate(over="ignore"):
+            penalised = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+        scores[seen] = np.clip(penalised, -LARGEST, LARGEST)
+    if len(banned):
+        scores[list(banned)] = -np.inf
     largest = scores.max()
     assert largest > -np.inf, "every id is banned"
     if options.temperature == 0:
