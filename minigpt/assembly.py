@@ -5,7 +5,7 @@ Everything a user can get wrong is found here, before a folder is made.
 
 import ctypes
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from minigpt.corpus import Corpus, open_corpus
 from minigpt.distributed import ALONE, World, check_divisible, processes_here
 from minigpt.errors import UserError
 from minigpt.model import GPT
+from minigpt.normal_form import from_checkpoint
 from minigpt.optim import Optimizers
 from minigpt.run import choose_device, choose_dtype, choose_threads, machine, needs_loss_scaler, run_name
 from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
@@ -90,8 +91,11 @@ def restored(checkpoint: Checkpoint, config: Config, world: World = ALONE) -> Pa
     prepare_machine(config)
     model = build_model(config, corpus.tokenizer.vocab_size, checkpoint)
     optimizers = build_optimizers(model, config, world)
-    state = torch_tensors(checkpoint.tensors("optimizer"))
-    load_into(checkpoint, "optimizer's numbers", lambda: optimizers.load_state(state))
+    try:
+        optimizers.load_state(torch_tensors(checkpoint.tensors("optimizer")))
+    except (RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{checkpoint.path}: damaged, its optimizer's numbers do not fit its model ({reason})") from None
     return Parts(config, corpus, model, optimizers, world)
 
 
@@ -192,28 +196,21 @@ def build_model(config: Config, vocab_size: int, checkpoint: Checkpoint | None =
     """The network on its device, with a checkpoint's weights or those that the seed gives.
 
     Raises:
-        UserError: if it does not fit into memory, or the weights do not fit it.
+        UserError: if it does not fit into memory, or the checkpoint is damaged.
     """
     torch.manual_seed(config.run.seed)
     try:
+        if checkpoint:
+            from_checkpoint(checkpoint)  # refuses what does not fit itself before memory is laid out for it
         model = GPT(config.model, vocab_size)
         if checkpoint:
-            load_into(checkpoint, "weights", lambda: model.load_state_dict(torch_tensors(checkpoint.tensors("model"))))
+            model.load_state_dict(torch_tensors(checkpoint.tensors("model")))
         return model.to(config.run.device)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         keys = ", ".join(f"model.{key}" for key in ("n_layer", "d_model", "d_ff", "context_length"))
         raise UserError(f"the model does not fit into memory: choose smaller numbers among {keys}") from None
-
-
-def load_into(checkpoint: Checkpoint, what: str, load: Callable[[], object]) -> None:
-    """Do the loading; what does not fit, however well it is formed, is told with the file's name."""
-    try:
-        load()
-    except (RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{checkpoint.path}: damaged, its {what} do not fit its configuration ({reason})") from None
 
 
 def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:

@@ -111,10 +111,10 @@ def from_checkpoint(checkpoint: Checkpoint) -> NormalForm:
     try:
         model = from_tensors(checkpoint.tensors("model"), checkpoint.config.model, np.float32)
         ids = tokenizer_from_dict(checkpoint.tokenizer).vocab_size
-    except MemoryError:
-        raise UserError(f"{checkpoint.path}: its configuration asks for more memory than there is") from None
     except UserError as error:
         raise UserError(f"{checkpoint.path}: damaged: {error}") from None
+    except (MemoryError, ValueError, OverflowError) as error:  # of tables for an absurd context
+        raise UserError(f"{checkpoint.path}: damaged: its configuration asks for absurd arrays ({error})") from None
     if ids != model.vocab_size:
         raise UserError(
             f"{checkpoint.path}: damaged: its tokenizer has {ids} ids, its model {model.vocab_size}; use another one"
