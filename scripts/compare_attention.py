@@ -8,7 +8,9 @@ from minigpt.cli import parse_options, run_script
 from minigpt.config import nearest
 from minigpt.errors import UserError
 
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "heads": "every head against fixed patterns, and against chance",
+}
 
 
 def main() -> int:
