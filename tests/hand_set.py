@@ -6,6 +6,7 @@ layer is one known factor. The feed-forward adds nothing.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,3 +102,9 @@ def save_run(model: GPT, folder: Path, config: Config | None = None) -> Path:
     metadata = {"step": 0, "config": config.model_dump(), "tokenizer": tokenizer.to_dict(), "val_loss": 1.0}
     save_checkpoint(checkpoint_path(folder / "checkpoints", 0), tensors, metadata)
     return folder
+
+
+def fresh_config(seed: int, **changes: Any) -> Config:
+    """A small network of another configuration, for the same tokens."""
+    model = {"n_layer": 2, "n_head": 4, "d_model": 32, "context_length": SIZE, **changes}
+    return validate({"run": {"name": "fresh", "seed": seed}, "model": model})

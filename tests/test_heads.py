@@ -1,4 +1,4 @@
-"""``compare_attention.py heads``: named heads, chance, foreign maps, and maps of every layout of the network."""
+"""``compare_attention.py heads``: named heads, what is told of them, and chance."""
 
 import csv
 import json
@@ -9,21 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hand_set import HEADS, SIZE, hand_set_model, repeated_text, save_run
+from hand_set import HEADS, SIZE, fresh_config, hand_set_model, repeated_text, save_run
 from running import ROOT, Script, Trained
 
-from minigpt import plain
-from minigpt.attention import CausalSelfAttention
-from minigpt.config import validate
-from minigpt.errors import UserError
 from minigpt.inspection.capture import attention_maps, looking
-from minigpt.inspection.compare import closeness
-from minigpt.inspection.maps import read_foreign_maps, read_foreign_tokens
+from minigpt.inspection.compare import Closeness, Description, Null, closeness
+from minigpt.inspection.head_report import HeadReport
 from minigpt.inspection.nulls import FreshNetworks, kept_nulls
 from minigpt.inspection.patterns import parse_reference
 from minigpt.model import GPT
-from minigpt.normal_form import Array, NormalForm, from_tensors
-from minigpt.sampling import window_start
 
 COMPARE = ROOT / "scripts" / "compare_attention.py"
 TEXT = "cgkamfbdcgkamfbd"
@@ -92,9 +86,27 @@ def fresh_run(folder: Path, seed: int, **changes: Any) -> Path:
     return save_run(GPT(config.model, SIZE), folder, config)
 
 
-def fresh_config(seed: int, **changes: Any) -> Any:
-    model = {"n_layer": 2, "n_head": 4, "d_model": 32, "context_length": SIZE, **changes}
-    return validate({"run": {"name": "fresh", "seed": seed}, "model": model})
+@pytest.mark.parametrize(
+    ("previous", "uniform", "fresh", "name", "nearest"),
+    [
+        (0.30, 0.60, 0.40, "previous", "previous"),
+        (0.30, 0.60, 0.20, "none", "previous"),  # chance is as near
+        (0.51, 0.60, 0.90, "none", "previous"),
+        (0.60, 0.10, 0.05, "uniform", "uniform"),  # fresh heads are uniform: chance is not asked
+        (0.60, 0.11, 0.90, "none", "uniform"),
+        (0.30, np.nan, 0.40, "previous", "previous"),
+        (np.nan, np.nan, 0.40, "none", ""),
+    ],
+)
+def test_what_a_head_is_named_after(previous: float, uniform: float, fresh: float, name: str, nearest: str) -> None:
+    references = {
+        reference: Closeness(*[np.array([[value]])] * 5, uniform_mass=0.1, rows=10, all_rows=10)
+        for reference, value in (("previous", previous), ("uniform", uniform))
+    }
+    nulls = {reference: Null(np.full(100, fresh)) for reference in references}
+    description = Description(*[np.zeros((1, 1))] * 5)
+    report = HeadReport(references, nulls, description, about={}, heads=[(0, 0)])
+    assert (report.name((0, 0)), report.nearest((0, 0))) == (name, nearest)
 
 
 # ── what is told ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -165,7 +177,8 @@ def test_windows_of_a_trained_run(script: Script, trained: Trained, tmp_path: Pa
         assert head["references"]["brackets"]["total_variation"] is None
         assert 1 / 8 <= head["positional_share"] <= 1
         assert 0 <= head["references"]["window:4"]["percentile"] <= 100
-    assert script(COMPARE, "heads", run, *words, "--full").code == 0
+    table = script(COMPARE, "heads", run, *words, "--ref", "uniform", "--full").out
+    assert max(map(len, table.splitlines())) <= 80 and f"…{str(pairs)[-39:]}: defined in" in table
 
 
 @pytest.mark.parametrize(
@@ -235,208 +248,3 @@ def test_the_null_is_of_fresh_networks_on_the_same_texts(tmp_path: Path) -> None
     torch.manual_seed(17)  # the last of them
     one = closeness(attention_maps(GPT(config.model, SIZE), torch.as_tensor(tokens[0])), pattern).total_variation
     assert all(np.isclose(null.total_variation, value, atol=1e-6).any() for value in one.ravel())
-
-
-# ── maps of other networks ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def written(path: Path, maps: Any) -> Path:
-    match path.suffix:
-        case ".npy":
-            np.save(path, maps)
-        case ".pt":
-            torch.save(maps, path)
-        case _:
-            path.write_text(json.dumps(maps), encoding="utf-8")
-    return path
-
-
-def test_foreign_maps_give_the_same_numbers(script: Script, hand_set_run: Path, tmp_path: Path) -> None:
-    tokens = repeated_text()
-    maps = attention_maps(hand_set_model(), torch.as_tensor(tokens))
-    text = "".join("abcdefghijklmno"[token - 1] for token in tokens)
-    own = script(COMPARE, "heads", hand_set_run, "--text", text, "--json").json["heads"]
-    tensors = [torch.from_numpy(layer)[None] for layer in maps]  # as transformers gives them
-    files = [
-        written(tmp_path / "a.npy", maps), written(tmp_path / "b.pt", tensors),
-        written(tmp_path / "c.pt", torch.from_numpy(maps)), written(tmp_path / "d.json", maps.tolist()),
-    ]  # fmt: skip
-    names = written(tmp_path / "tokens.json", list(text))
-    for file in files:
-        answer = script(COMPARE, "heads", "--maps", file, "--tokens", names, "--json")
-        assert answer.code == 0 and "not known, names rest on total variation alone" in answer.err
-        assert answer.json["causal"] is True
-        for theirs, ours in zip(answer.json["heads"], own, strict=True):
-            assert theirs["name"] == ours["name"] and theirs["mean_distance"] == pytest.approx(ours["mean_distance"])
-            for name, values in theirs["references"].items():
-                assert values["percentile"] is None
-                assert values["mass"] == pytest.approx(ours["references"][name]["mass"], abs=1e-6)
-
-
-def test_foreign_maps_without_tokens(script: Script, tmp_path: Path) -> None:
-    file = written(tmp_path / "a.npy", np.tile(np.eye(5, k=-1) + np.eye(5)[:, :1] * np.eye(5)[0], (1, 2, 1, 1)))
-    answer = script(COMPARE, "heads", "--maps", file, "--json")
-    assert list(answer.json["references"]) == ["uniform", "previous", "first", "self"], "those that need no tokens"
-    assert [head["name"] for head in answer.json["heads"]] == ["previous", "previous"]
-    assert "-" in script(COMPARE, "heads", "--maps", file, "--full").out
-    for reference in ("induction", "punctuation"):
-        refused = script(COMPARE, "heads", "--maps", file, "--ref", reference)
-        assert refused.code == 2 and "--tokens FILE" in refused.err
-
-
-def test_maps_that_see_the_future_are_said_to(script: Script, tmp_path: Path) -> None:
-    file = written(tmp_path / "a.npy", np.full((1, 1, 4, 4), 0.25))
-    answer = script(COMPARE, "heads", "--maps", file, "--json")
-    assert "not causal, rows move information from later tokens too" in answer.err
-    assert answer.json["causal"] is False and answer.json["heads"][0]["normalised_entropy"] == pytest.approx(1)
-
-
-@pytest.mark.parametrize(
-    ("maps", "told"),
-    [
-        (np.ones((2, 3, 3)) / 3, r"has shape \(2, 3, 3\); must be layers x heads x T x T"),
-        (np.ones((1, 1, 2, 3)) / 3, "has shape"),
-        (np.ones((1, 1, 1, 1)), "T at least 2"),
-        (np.ones((0, 1, 2, 2)), "has shape"),
-        (np.full((1, 1, 2, 2), np.nan), "L0H0, row 0, key 0 is not a finite number"),
-        (np.array([[[[1, 0], [0.5, 0.5]], [[1, 0], [2, -1]]]]), "L0H1, row 1, key 1 is below 0"),
-        (np.array([[[[1, 0], [0.6, 0.6]]]]), "L0H0, row 1 sums to 1.2, not 1"),
-        (np.array([[[["a", "b"], ["c", "d"]]]]), "not numbers"),
-        (np.array([[[[1 + 1j, 0], [0, 1]]]]), "not numbers"),
-    ],
-)
-def test_arrays_that_are_no_maps(tmp_path: Path, maps: np.ndarray, told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        read_foreign_maps(written(tmp_path / "a.npy", maps))
-
-
-class Evil:
-    """What a pickle could do: run a command."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.mark,)
-
-
-def test_files_that_execute_something_are_refused(tmp_path: Path) -> None:
-    mark = tmp_path / "executed"
-    np.save(tmp_path / "a.npy", np.array([Evil(mark)], dtype=object), allow_pickle=True)
-    torch.save(Evil(mark), tmp_path / "a.pt")
-    for name, told in (("a.npy", "not an .npy file of numbers"), ("a.pt", "not a .pt file of tensors alone")):
-        with pytest.raises(UserError, match=told):
-            read_foreign_maps(tmp_path / name)
-    assert not mark.exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "told"),
-    [
-        ("a.npy", b"", "not an .npy file"),
-        ("a.npy", b"nonsense", "not an .npy file"),
-        ("a.pt", b"nonsense", "not a .pt file"),
-        ("a.json", b"[[", "not a valid JSON file"),
-        ("a.json", b"\xff", "not a valid JSON file"),
-        ("a.json", b"[" * 100_000, "not a valid JSON file"),
-        ("a.json", b"[[1, 0], [1]]", "holds no array of numbers"),
-        ("a.json", b"{}", "has shape"),
-        ("a.json", b"[[[[1, null], [0, 1]]]]", "not numbers"),
-    ],
-)
-def test_damaged_files(tmp_path: Path, name: str, content: bytes, told: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=told):
-        read_foreign_maps(tmp_path / name)
-
-
-def test_a_file_of_other_things_than_tensors(tmp_path: Path) -> None:
-    for content in ({"a": torch.ones(2)}, [torch.ones(2), 3], 5):
-        with pytest.raises(UserError, match="must hold one tensor, or a list of one tensor a layer"):
-            read_foreign_maps(written(tmp_path / "a.pt", content))
-    with pytest.raises(UserError, match="holds no array of numbers"):
-        read_foreign_maps(written(tmp_path / "a.pt", [torch.ones(1, 2, 2), torch.ones(1, 3, 3)]))
-
-
-def test_tokens_from_files(tmp_path: Path) -> None:
-    path = tmp_path / "t.txt"
-    path.write_bytes(b"The\r\n cat\r\n(\r\n cat\r\n")
-    tokens = read_foreign_tokens(path, 4)
-    assert tokens.ids.tolist() == [0, 1, 2, 1] and tokens.token_bytes(1) == b" cat"
-    assert parse_reference("brackets", tokens).pattern(tokens.ids).defined.tolist() == [False, False, True, True]
-    numbers = read_foreign_tokens(written(tmp_path / "t.json", [7, 9, 7]), 3)
-    assert numbers.ids.tolist() == [0, 1, 0] and not numbers.texts
-    with pytest.raises(UserError, match="has 4 tokens, but the maps are of 5"):
-        read_foreign_tokens(path, 5)
-    for content in ({}, [], [1, "a"], [True, False], "ab", [1.5]):
-        with pytest.raises(UserError, match="must be a list of texts or of whole numbers"):
-            read_foreign_tokens(written(tmp_path / "t.json", content), 2)
-
-
-# ── the maps are the plain case's, whatever the layout ─────────────────────────────────────────────────────────
-
-LAYOUTS = {
-    "plain": {"position": "none", "qk_norm": False, "embedding_norm": False},
-    "rotary": {"qk_norm": False},
-    "rotary and QK-norm": {},
-    "grouped heads": {"n_kv_head": 2},
-    "one key head": {"n_kv_head": 1, "position": "sinusoidal", "embedding_scale": True},
-    "gpt2-like": {"position": "learned", "norm": "layernorm", "norm_weight": True, "bias": "all", "mlp": "gelu"},
-}
-
-
-def shaken(**changes: Any) -> GPT:
-    """A network whose weights are all away from their start."""
-    torch.manual_seed(3)
-    model = GPT(fresh_config(0, **changes).model, SIZE)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model.eval()
-
-
-def plain_maps(form: NormalForm, tokens: Array) -> Array:
-    """(layers, H, T, T) by the float64 decoder, written out."""
-    norm, length = plain.layer_norm if form.centred else plain.rms_norm, len(tokens)
-    x = form.token_table[tokens] + form.position_table[:length]
-    if form.embedding_norm:
-        x = norm(x) * form.embedding_gain + form.embedding_shift
-    maps = []
-    for layer in form.per_layer():
-        normed = norm(x) * layer.attn_gain + layer.attn_shift
-        heads = plain.split_heads(normed @ layer.qkv_weight.T + layer.qkv_bias, form.head_dim)
-        query, key, _ = np.split(heads, [form.n_head, form.n_head + form.n_kv_head])
-        if form.qk_norm:
-            query, key = plain.rms_norm(query), plain.rms_norm(key)
-        query, key = (plain.rotate(part, form.cos[:length], form.sin[:length]) for part in (query, key))
-        maps.append(plain.attention_weights(query, key[form.key_head], plain.causal_mask(length)))
-        x = plain.block(x, layer, form)
-    return np.stack(maps)
-
-
-@pytest.mark.parametrize("changes", LAYOUTS.values(), ids=LAYOUTS)
-def test_maps_are_those_of_the_plain_decoder(changes: dict[str, Any]) -> None:
-    """In a window that was cropped, too: it is filled anew from position 0."""
-    model = shaken(**changes)
-    form = from_tensors({name: tensor.numpy() for name, tensor in model.state_dict().items()}, model.config)
-    tokens = np.random.default_rng(1).integers(0, SIZE, SIZE + 5)
-    start = window_start(len(tokens), SIZE)
-    assert start > 0
-    for text in (tokens[:SIZE], tokens[start:]):
-        assert np.allclose(attention_maps(model, torch.as_tensor(text)), plain_maps(form, text), atol=2e-5)
-
-
-@pytest.mark.parametrize("changes", [LAYOUTS["rotary and QK-norm"], LAYOUTS["grouped heads"]], ids=["plain", "grouped"])
-def test_a_cache_holds_the_keys_that_are_shown(changes: dict[str, Any]) -> None:
-    """Fed in pieces with a memory, each layer keeps the keys and values which the map of the whole text comes from."""
-    model, tokens = shaken(**changes), torch.as_tensor(repeated_text(12))[None]
-    with looking(model) as looks, torch.no_grad():
-        model(tokens)
-    memory = model.new_memory()
-    with torch.no_grad():
-        for piece in tokens.split([5, 1, 6], dim=1):
-            model(piece, memory)
-    layers = [module for module in model.modules() if isinstance(module, CausalSelfAttention)]
-    for look, layer, cache in zip(looks, layers, memory.caches, strict=True):
-        for shown, kept in ((look.key, cache.keys), (look.value, cache.values)):
-            torch.testing.assert_close(layer.share_heads(kept[:, :, :12]), shown, rtol=1e-4, atol=1e-5)

@@ -29,14 +29,22 @@ def keys(name: str, text: str) -> dict[int, list[int]]:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    reference=st.sampled_from(BUILT_IN), ids=st.lists(st.integers(1, LETTERS.vocab_size - 1), min_size=1, max_size=20)
-)
-def test_a_perfect_head_scores_perfectly(reference: str, ids: list[int]) -> None:
-    """Whatever the text: mass 1, every largest weight right, nothing elsewhere, and lift 1 where there is any."""
-    pattern = parse_reference(reference, LETTERS).pattern(np.array(ids))
+@given(name=st.sampled_from(BUILT_IN), ids=st.lists(st.integers(1, LETTERS.vocab_size - 1), min_size=1, max_size=20))
+def test_a_perfect_head_scores_perfectly(name: str, ids: list[int]) -> None:
+    assert_a_perfect_head_scores_perfectly(parse_reference(name, LETTERS).pattern(np.array(ids)))
+
+
+@settings(max_examples=15, deadline=None)
+@given(pairs=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=30))
+def test_a_perfect_head_of_known_links_too(pairs: list[tuple[int, int]]) -> None:
+    links = [(max(pair), [min(pair)]) for pair in pairs]
+    assert_a_perfect_head_scores_perfectly(links_reference(links).pattern(np.arange(10)))
+
+
+def assert_a_perfect_head_scores_perfectly(pattern: Pattern) -> None:
+    """Mass 1, every largest weight right, nothing elsewhere, and lift 1 where there is any."""
     assert_is_a_pattern(pattern)
-    head = np.where(pattern.defined[:, None], pattern.weights, np.eye(len(ids), dtype=np.float32))
+    head = np.where(pattern.defined[:, None], pattern.weights, np.eye(len(pattern.weights), dtype=np.float32))
     found = closeness(head, pattern)
     assert found.rows == pattern.defined.sum()
     if not found.rows:

@@ -24,6 +24,10 @@ pattern), mass on its keys, top: rows whose largest weight is on them, pct: of
 entropy (1 uniform), keys: effective number, dist: mean distance in tokens,
 1st: weight on the first token, pos: how alike the maps of all texts are.
 """.strip()
+FULL_LEGEND = """
+JS: Jensen-Shannon divergence, at most 1. KL(P|A): divergence of the head from
+the reference in nats, infinite where it has no weight at all on a key of it.
+""".strip()
 
 Row = tuple[str, ...]
 Place = tuple[int, int]
@@ -86,10 +90,9 @@ def head_name(place: Place) -> str:
 
 def as_text(told: HeadReport, *, full: bool) -> str:
     """One table of all heads, at most 80 columns wide; with ``full`` one more for each reference."""
-    tables = [_overview(told)]
-    if full:
-        tables += [_details(told, reference) for reference in told.references]
-    return "\n\n".join([*tables, LEGEND])
+    details = [_details(told, reference) for reference in told.references] if full else []
+    legend = f"{LEGEND}\n{FULL_LEGEND}" if full else LEGEND
+    return "\n\n".join([_overview(told), *details, legend])
 
 
 def _overview(told: HeadReport) -> str:
@@ -100,10 +103,10 @@ def _overview(told: HeadReport) -> str:
         nearest, name = told.nearest(place), told.name(place)
         values = told.measures(nearest, place) if nearest else dict.fromkeys((*MEASURES, "percentile"), math.nan)
         described = told.descriptions(place)
-        shown = name if name != NONE or not nearest else f"{NONE} ({nearest})"
+        shown = f"{NONE} ({_short(nearest, 11)})" if name == NONE and nearest else _short(name, 18)
         rows.append(
             (
-                head_name(place), _short(shown, 18),
+                head_name(place), shown,
                 *(_number(values[key]) for key in ("total_variation", "lift", "mass", "argmax")),
                 _number(values["percentile"], 0), _number(described["normalised_entropy"]),
                 _number(described["effective_keys"], 1), _number(described["mean_distance"], 1),
