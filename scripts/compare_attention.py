@@ -11,6 +11,7 @@ from minigpt.errors import UserError
 COMMANDS: dict[str, str] = {
     "examples": "worked examples by every implementation, step by step",
     "scaling": "why scores are divided by the square root of d",
+    "heads": "every head against fixed patterns, and against chance",
 }
 
 
