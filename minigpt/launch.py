@@ -20,6 +20,7 @@ from minigpt.checkpoint import (
 )
 from minigpt.config import Config, to_toml
 from minigpt.errors import TrainingStopped, UserError
+from minigpt.inspection.film import probe_of
 from minigpt.run import RunFolder, as_word, create_run, machine_changes, open_run, resume_config
 from minigpt.tracking import Tracker
 from minigpt.training import NonFiniteError, Progress, Run, next_batch, precision, train, train_step
@@ -62,6 +63,7 @@ def start(
         TrainingStopped: for a loss that is not finite or a disk that takes no more.
     """
     parts = assembled(overrides, config_path=config_path, source_given=source_given, init_from=init_from)
+    probe_of(parts.config, parts.corpus)  # a mistake in inspect.scores is told before there is a folder
     with create_run(parts.config) as folder:
         return run_training(parts, folder, Progress(), stop)
 
@@ -78,6 +80,7 @@ def resume(path: Path, overrides: Mapping[str, Any], *, stop: Stop = lambda: Fal
                 f"to go on give more steps, such as --train.max-steps {2 * checkpoint.step}"
             )
         parts = restored(checkpoint, config)
+        probe_of(parts.config, parts.corpus)
         folder.cut_metrics(checkpoint.step)
         folder.write_config(parts.config)
         sentences += [f"goes on from step {checkpoint.step}", *changes]
@@ -178,7 +181,7 @@ def run_training(
             reporter=tracker,
             save=save,
             progress=progress,
-            observers=[sampler(parts, tracker), attention_watcher(parts, tracker)],
+            observers=[sampler(parts, tracker), attention_watcher(parts, tracker, folder.attention, progress.step)],
             should_stop=stop,
             forward=compiled(parts, tracker.say) if config.run.compile else None,
         )
