@@ -8,7 +8,10 @@ from minigpt.cli import parse_options, run_script
 from minigpt.config import nearest
 from minigpt.errors import UserError
 
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "replace": "force heads to a reference: closeness beside use",
+    "ablate": "take heads out, one by one, in pairs, or all but some",
+}
 
 
 def main() -> int:

@@ -4,17 +4,21 @@ Everywhere N sequences of T tokens are read, and a change is counted in nats a p
 the T − 1 targets are the next tokens within each sequence.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
+from tqdm import tqdm
 
 from minigpt.errors import UserError
-from minigpt.inspection.capture import Change, Head, looking
+from minigpt.inspection.capture import Change, Head, attention_maps, looking, parse_head
+from minigpt.inspection.compare import Closeness, closeness, pooled
 from minigpt.inspection.patterns import Reference
 from minigpt.model import GPT
 
@@ -22,10 +26,10 @@ PASS_TOKENS = 2048  # in one pass: its attention weights are all in memory at on
 DRAWS = 2000  # resamplings of a bootstrap
 
 Method = Literal["zero", "mean", "resample"]
-METHODS: tuple[Method, ...] = get_args(Method)
 Group = tuple[Head, ...]
 """Heads that are taken out together."""
 Numbers = NDArray[np.float64]
+Item = TypeVar("Item")
 
 
 Replacement = Callable[[slice, Tensor], Tensor]
@@ -83,7 +87,29 @@ def _passes(tokens: NDArray[np.int64]) -> Iterable[slice]:
     return (slice(start, start + size) for start in range(0, len(tokens), size))
 
 
+def heads_of(model: GPT, names: Sequence[str] = ()) -> list[Head]:
+    """The named heads of a model, each once; all of them where none is named.
+
+    Raises:
+        UserError: for a head that is not there.
+    """
+    n_layer, n_head = model.config.n_layer, model.config.n_head
+    if not names:
+        return [Head(layer, head) for layer in range(n_layer) for head in range(n_head)]
+    return list(dict.fromkeys(parse_head(name, n_layer, n_head) for name in names))
+
+
 # ── a head's attention replaced by a reference ─────────────────────────────────────────────────────────────────
+
+
+def closeness_to(model: GPT, tokens: NDArray[np.int64], references: Sequence[Reference]) -> dict[str, Closeness]:
+    """How near every head is to each reference on the sequences (N, T), arrays of shape (layers, H)."""
+    parts: dict[str, list[Closeness]] = {reference.name: [] for reference in references}
+    for row in tokens:
+        maps = attention_maps(model, torch.from_numpy(row))
+        for reference in references:
+            parts[reference.name].append(closeness(maps, reference.pattern(row)))
+    return {name: pooled(found) for name, found in parts.items()}
 
 
 def forced_by(reference: Reference, tokens: NDArray[np.int64]) -> Replacement:
@@ -92,6 +118,19 @@ def forced_by(reference: Reference, tokens: NDArray[np.int64]) -> Replacement:
     weights = torch.from_numpy(np.stack([pattern.weights for pattern in patterns]))
     rows = torch.from_numpy(np.stack([pattern.defined for pattern in patterns]))
     return lambda part, own: torch.where(rows[part, :, None], weights[part], own)
+
+
+def losses_under(
+    model: GPT, tokens: NDArray[np.int64], forced: Iterable[tuple[Head, Reference]]
+) -> dict[tuple[Head, str], Numbers]:
+    """The loss of each sequence, (N,), when one head attends as one reference says, by head and reference's name."""
+    drawn: dict[str, Replacement] = {}
+    losses = {}
+    for head, reference in forced:
+        if reference.name not in drawn:
+            drawn[reference.name] = forced_by(reference, tokens)
+        losses[head, reference.name] = sequence_losses(model, tokens, attention={head: drawn[reference.name]})
+    return losses
 
 
 # ── heads taken out ────────────────────────────────────────────────────────────────────────────────────────────
@@ -136,16 +175,13 @@ def ablate(
     method: Method = "mean",
     seed: int = 0,
 ) -> dict[Group, Numbers]:
-    """How the loss of each sequence changes, (N,), when the heads of a group are taken out together.
+    """The loss of each sequence, (N,), when the heads of a group are taken out together.
 
     Raises:
         UserError: see ``substitutes``.
     """
-    instead, before = substitutes(model, tokens, method, seed=seed), sequence_losses(model, tokens)
-    return {
-        group: sequence_losses(model, tokens, results={head: instead[head] for head in group}) - before
-        for group in groups
-    }
+    instead = substitutes(model, tokens, method, seed=seed)
+    return {group: sequence_losses(model, tokens, results={head: instead[head] for head in group}) for group in groups}
 
 
 def pair_excess(changes: Mapping[Group, Numbers]) -> dict[Group, Numbers]:
@@ -174,6 +210,14 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        around = "(one sequence)" if math.isnan(self.low) else f"[{self.low:+.4f}, {self.high:+.4f}]"
+        return f"{self.mean:+8.4f}  {around}"
+
+    def to_dict(self) -> dict[str, float | None]:
+        """As JSON has it, without NaN."""
+        return {name: None if math.isnan(value) else value for name, value in self._asdict().items()}
+
 
 def bootstrap(values: Numbers | Sequence[float], *, level: float = 0.95, seed: int = 0) -> Interval:
     """Percentile interval of the mean of N values, drawn anew with replacement (Efron 1979)."""
@@ -183,3 +227,19 @@ def bootstrap(values: Numbers | Sequence[float], *, level: float = 0.95, seed: i
     picks = np.random.default_rng(seed).integers(len(values), size=(DRAWS, len(values)))
     low, high = np.quantile(values[picks].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(values.mean()), float(low), float(high))
+
+
+# ── what the commands share ────────────────────────────────────────────────────────────────────────────────────
+
+HEADING = "{run}, step {step}\n{sequences} sequences of {length} tokens, loss {loss:.4f} nats a token"
+
+
+def facts(run: Path, step: int, tokens: NDArray[np.int64], losses: Numbers) -> dict[str, str | int | float]:
+    """What was read, and the loss of the model as it is."""
+    count, length = tokens.shape
+    return {"run": str(run), "step": step, "sequences": count, "length": length, "loss": float(losses.mean())}
+
+
+def watched(items: Collection[Item]) -> Iterator[Item]:
+    """The items one by one, with a bar on the terminal's stderr: each is a pass over all sequences."""
+    yield from tqdm(items, leave=False, disable=None, unit=" heads")
