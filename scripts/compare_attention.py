@@ -9,6 +9,7 @@ from minigpt.config import nearest
 from minigpt.errors import UserError
 
 COMMANDS: dict[str, str] = {
+    "heads": "every head against fixed patterns, and against chance",
     "replace": "force heads to a reference: closeness beside use",
     "ablate": "take heads out, one by one, in pairs, or all but some",
 }
