@@ -4,10 +4,10 @@ In the run's folder, ``attention/`` holds::
 
     probe.json          what is looked at: the tokens, their texts, and a note where a longer text was cut
     step-00000150.npy   a frame: the weights of every head, uint8 (layers, H, T, T); weight = byte / 255
-    rows.jsonl          an object a frame and head: step, head, tv, entropy, distance
+    rows.jsonl          an object a frame and head: step, head, total_variation, normalised_entropy, ...
 
-``tv`` is the total variation to each reference, ``entropy`` the mean over that of uniform attention, ``distance`` the
-mean in tokens, see ``compare``; null where there is none, as of a reference that says nothing about the text.
+``total_variation`` is that to each reference; the other numbers are described in ``compare``. Null where there is none,
+as of a reference that says nothing about the text.
 """
 
 import contextlib
@@ -32,6 +32,7 @@ from minigpt.inspection.patterns import Pattern, parse_reference
 from minigpt.tokenizer import Tokenizer
 
 LONGEST = 256  # tokens of a text whose maps are kept
+NUMBERS = ("normalised_entropy", "effective_keys", "mean_distance", "first_token_mass")
 
 _FRAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})\.npy")
 Row = dict[str, Any]
@@ -83,15 +84,13 @@ def frame_rows(step: int, maps: NDArray[np.float32], probe: Probe) -> list[Row]:
     """One row a head of the maps (layers, H, T, T) on the probe."""
     n_layer, n_head, n_token, _ = maps.shape
     near = {name: closeness(maps, pattern).total_variation for name, pattern in probe.patterns.items()}
-    numbers: dict[str, Any] = {}
-    if n_token > 1:  # one token has no choice
-        description = describe(maps[None])
-        numbers = {"entropy": description.entropy, "distance": description.distance}
+    description = describe(maps[None]) if n_token > 1 else None  # one token has no choice
+    numbers = {name: getattr(description, name) for name in NUMBERS} if description else {}
     return [
         {
             "step": step,
             "head": f"L{layer}H{head}",
-            "tv": {name: _number(values[layer, head]) for name, values in near.items()},
+            "total_variation": {name: _number(values[layer, head]) for name, values in near.items()},
             **{name: _number(values[layer, head]) for name, values in numbers.items()},
         }
         for layer in range(n_layer)
@@ -103,7 +102,7 @@ def strongest(rows: Iterable[Row], count: int = 3) -> str:
     """The heads nearest to a reference, as a small table; one that is merely near to uniform is not strong."""
     near: dict[str, tuple[float, str]] = {}  # head → its nearest reference
     for row in rows:
-        distances = [(tv, name) for name, tv in row["tv"].items() if tv is not None and name != "uniform"]
+        distances = [(tv, name) for name, tv in row["total_variation"].items() if tv is not None and name != "uniform"]
         if distances:
             near[row["head"]] = min(distances)
     chosen = sorted(near, key=lambda head: near[head])[:count]

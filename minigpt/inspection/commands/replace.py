@@ -90,7 +90,7 @@ def as_rows(heads: "Sequence[Head]", near: "Mapping[str, Closeness]", effects: "
             "head": str(head),
             "reference": name,
             "coverage": close.coverage,
-            "tv": float(close.total_variation[head]) if close.rows else None,
+            "total_variation": float(close.total_variation[head]) if close.rows else None,
             "change": effects[head, name].to_dict() if close.rows else None,
         }
         for head in heads
