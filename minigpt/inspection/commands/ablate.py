@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", choices=list(GIVEN), default="mean", help="what it gives instead (default: mean)")
     parser.add_argument("--pairs", action="store_true", help="also take out each two of the heads together")
     add_text_arguments(parser, sequences=SEQUENCES)
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of resample and intervals (default: 1)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
@@ -50,11 +49,11 @@ def run(options: argparse.Namespace) -> int:
     groups = chosen_groups(subject.model, options)
     tokens = sequences(subject, options)
     before = sequence_losses(subject.model, tokens)
-    losses = ablate(subject.model, tokens, watched(groups), method=options.method, seed=options.seed)
+    losses = ablate(subject.model, tokens, watched(groups), method=options.method)
     changes = {group: loss - before for group, loss in losses.items()}
-    effects = {group: bootstrap(change, seed=options.seed) for group, change in changes.items()}
+    effects = {group: bootstrap(change) for group, change in changes.items()}
     excess = pair_excess(changes) if options.pairs else {}
-    beyond = {pair: bootstrap(change, seed=options.seed) for pair, change in excess.items()}
+    beyond = {pair: bootstrap(change) for pair, change in excess.items()}
     answer = {**facts(options.run, subject.checkpoint.step, tokens, before), "method": options.method}
     if options.json:
         print(json.dumps(answer | {"effects": as_rows(effects, beyond)}))

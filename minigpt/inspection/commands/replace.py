@@ -39,9 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     heads.add_argument("--head", action="append", metavar="L1H2", help="the head to force; repeatable")
     heads.add_argument("--all", action="store_true", help="every head, to every reference")
     names = ", ".join(REFERENCES)
-    parser.add_argument("--ref", action="append", metavar="NAME", help=f"a reference; repeatable (default: {names})")
+    parser.add_argument("--ref", action="append", metavar="NAME|FILE", help=f"a reference; repeatable (default: {names})")
     add_text_arguments(parser, sequences=SEQUENCES)
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the intervals (default: 1)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
@@ -68,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     before = sequence_losses(subject.model, tokens)
     pairs = [(head, reference) for head in heads for reference in references if near[reference.name].rows]
     losses = losses_under(subject.model, tokens, watched(pairs))
-    effects = {pair: bootstrap(loss - before, seed=options.seed) for pair, loss in losses.items()}
+    effects = {pair: bootstrap(loss - before) for pair, loss in losses.items()}
     answer = facts(options.run, subject.checkpoint.step, tokens, before)
     if options.json:
         print(json.dumps(answer | {"effects": as_rows(heads, near, effects)}))
