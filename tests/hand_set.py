@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint import checkpoint_path, save_checkpoint
-from minigpt.config import Config, ModelConfig, validate
+from minigpt.config import Config, validate
 from minigpt.model import GPT, Block
 from minigpt.tokenizer import CharTokenizer
 
@@ -92,10 +92,10 @@ def repeated_text(length: int = SIZE, seed: int = 0) -> np.ndarray:
     return np.concatenate([half, half])[:length]
 
 
-def save_run(model: GPT, folder: Path) -> Path:
+def save_run(model: GPT, folder: Path, config: Config | None = None) -> Path:
     """A run's folder with this model as its only checkpoint; its tokenizer knows the letters a to o as ids 1 to 15."""
-    config = hand_set_config()
-    assert model.config == config.model and isinstance(model.config, ModelConfig)
+    config = config or hand_set_config()
+    assert config.model == model.config
     tensors = {f"model.{name}": tensor.numpy() for name, tensor in model.state_dict().items()}
     tokenizer = CharTokenizer("abcdefghijklmno", byte_fallback=False)
     metadata = {"step": 0, "config": config.model_dump(), "tokenizer": tokenizer.to_dict(), "val_loss": 1.0}

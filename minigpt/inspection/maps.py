@@ -75,7 +75,7 @@ def read_foreign_tokens(path: Path, length: int) -> ForeignTokens:
         found: Any = json.loads(text) if path.suffix.lower() == ".json" else _lines(text)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: holds no tokens in UTF-8 ({error})") from None
     kinds = {type(token) for token in found} if isinstance(found, list) else set()
     if kinds not in ({str}, {int}):
@@ -118,7 +118,7 @@ def _read_pt(path: Path) -> Any:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _Unreadable(f"not a valid JSON file ({error})") from None
 
 

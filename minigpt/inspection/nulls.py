@@ -14,13 +14,16 @@ import torch
 from minigpt.checkpoint import versions, write_whole
 from minigpt.config import ModelConfig
 from minigpt.errors import UserError
-from minigpt.inspection.capture import attention_maps
+from minigpt.inspection.capture import looking
 from minigpt.inspection.compare import Floats, Maps, Null, closeness, pooled
 from minigpt.inspection.patterns import Pattern, Tokens
 from minigpt.model import GPT
 
-FEWEST_HEADS, FEWEST_SEEDS = 200, 4
+FEWEST_HEADS, FEWEST_SEEDS = 100, 4
 """Fresh networks are drawn until both are reached: a 1st percentile of less than a hundred heads says nothing."""
+
+TEXTS_AT_ONCE = 8
+NUMBERS_AT_ONCE = 2**24  # of maps: 64 MB
 
 
 @dataclass(frozen=True)
@@ -51,23 +54,35 @@ class FreshNetworks:
     def nulls(self, references: Sequence[Sequence[Pattern]]) -> list[Null]:
         """For each reference, given as its patterns on each text: how near the fresh heads are."""
         found: list[list[Floats]] = [[] for _ in references]
-        for seed in self.seeds:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                model = GPT(self.config, self.vocab_size).eval()
-            parts = [
-                [closeness(maps, patterns[text]) for patterns in references]
-                for text, maps in enumerate(read_maps(model, self.tokens))
-            ]
-            for distances, of_texts in zip(found, zip(*parts, strict=True), strict=True):
+        for maps in self._maps():
+            for distances, patterns in zip(found, references, strict=True):
+                of_texts = [closeness(maps[:, text], pattern) for text, pattern in enumerate(patterns)]
                 distances.append(pooled(of_texts).total_variation.ravel())
         return [Null(np.sort(np.concatenate(distances))) for distances in found]
 
+    def _maps(self) -> Iterator[Maps]:
+        """The maps of all of them, in groups of networks: (networks, N, layers, H, T, T)."""
+        n_text, length = self.tokens.shape
+        size = n_text * self.config.n_layer * self.config.n_head * length**2
+        networks = max(1, NUMBERS_AT_ONCE // size)
+        for start in range(0, len(self.seeds), networks):
+            yield np.stack([read_maps(self._fresh(seed), self.tokens) for seed in self.seeds[start : start + networks]])
 
-def read_maps(model: GPT, tokens: Tokens) -> Iterator[Maps]:
-    """The maps of texts (N, T), one after the other: (layers, H, T, T), float32."""
-    for text in tokens:
-        yield attention_maps(model, torch.as_tensor(text, dtype=torch.int64))
+    def _fresh(self, seed: int) -> GPT:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return GPT(self.config, self.vocab_size).eval()
+
+
+@torch.inference_mode()
+def read_maps(model: GPT, tokens: Tokens) -> Maps:
+    """Weights of every head on texts of one length: tokens (N, T) → (N, layers, H, T, T), float32."""
+    maps = []
+    for start in range(0, len(tokens), TEXTS_AT_ONCE):
+        with looking(model) as looks:
+            model(torch.as_tensor(tokens[start : start + TEXTS_AT_ONCE], dtype=torch.int64))
+        maps.append(torch.stack([look.weights for look in looks], dim=1).numpy())
+    return np.concatenate(maps)
 
 
 def kept_nulls(

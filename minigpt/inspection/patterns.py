@@ -186,7 +186,7 @@ def read_reference(path: Path) -> Reference:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a valid JSON file ({error})") from None
     kinds = {"matrix": _is_matrix, "pairs": _is_pairs}
     if isinstance(content, dict) and len(content) == 1 and next(iter(content)) in kinds:

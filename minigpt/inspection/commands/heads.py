@@ -110,7 +110,7 @@ def _of_run(options: argparse.Namespace) -> Material:
     fresh = FreshNetworks(config.model, subject.model.vocab_size, config.run.seed, tokens)
     folder = options.run / "attention" if options.run.is_dir() else None
     return Material(
-        maps=np.stack(list(read_maps(subject.model, tokens))),
+        maps=read_maps(subject.model, tokens),
         causal=True,
         tokens=tokens,
         vocabulary=subject.tokenizer,
