@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     heads = parser.add_mutually_exclusive_group(required=True)
     heads.add_argument("--head", action="append", metavar="L1H2", help="the head to force; repeatable")
     heads.add_argument("--all", action="store_true", help="every head, to every reference")
-    names = ", ".join(REFERENCES)
-    parser.add_argument("--ref", action="append", metavar="NAME|FILE", help=f"a reference; repeatable (default: {names})")
+    names = " ".join(REFERENCES)
+    parser.add_argument("--ref", action="append", metavar="NAME|FILE", help=f"repeatable (default: {names})")
     add_text_arguments(parser, sequences=SEQUENCES)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
