@@ -22,6 +22,7 @@ from minigpt.checkpoint import (
 from minigpt.config import Config, to_toml
 from minigpt.distributed import joined
 from minigpt.errors import TrainingStopped, UserError
+from minigpt.inspection.film import probe_of
 from minigpt.run import RunFolder, as_word, create_run, machine_changes, open_run, resume_config
 from minigpt.tracking import Tracker
 from minigpt.training import NonFiniteError, Progress, Run, next_batch, precision, train, train_step
@@ -69,6 +70,7 @@ def start(
             parts = assembled(
                 overrides, config_path=config_path, source_given=source_given, init_from=init_from, world=world
             )
+            probe_of(parts.config, parts.corpus)  # a mistake in inspect.scores is told before there is a folder
         with create_run(parts.config) if world.leads else nullcontext() as folder:
             return run_training(parts, folder, Progress(), stop)
 
@@ -86,6 +88,7 @@ def resume(path: Path, overrides: Mapping[str, Any], *, stop: Stop = lambda: Fal
             )
         with world.leader_first():
             parts = restored(checkpoint, config, world)
+            probe_of(parts.config, parts.corpus)
         if folder:
             folder.cut_metrics(checkpoint.step)
             folder.write_config(parts.config)
@@ -201,7 +204,7 @@ def run_in_folder(run: Run, parts: Parts, folder: RunFolder, sentences: Sequence
         for sentence in (*plan(parts, folder.path), *corpus.notes, *sentences):
             tracker.say(sentence)
         run.reporter, run.save = tracker, save
-        run.observers = [sampler(parts, tracker), attention_watcher(parts, tracker)]
+        run.observers = [sampler(parts, tracker), attention_watcher(parts, tracker, folder.attention, run.progress.step)]
         run.forward = compiled(parts, tracker.say) if config.run.compile else None
         try:
             return Outcome(folder.path, config, train(run))

@@ -60,7 +60,7 @@ def closeness(maps: Maps, pattern: Pattern) -> Closeness:
     queries, rows = places // length, int(pattern.defined.sum())
     target = pattern.weights.ravel()[places]
     on_keys = maps.reshape(*maps.shape[:-2], length * length)[..., places]
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         middle = (on_keys + target) / 2
         of_head = np.where(on_keys > 0, on_keys * np.log(on_keys / middle), 0)
         of_pattern = target * np.log(target / middle)
