@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from minigpt.advice import Adviser, before_training
 from minigpt.assembly import Parts, assembled, machine_facts, restored
 from minigpt.checkpoint import (
     Checkpoint,
@@ -201,10 +202,14 @@ def run_in_folder(run: Run, parts: Parts, folder: RunFolder, sentences: Sequence
 
     total, text = config.train.max_steps, to_toml(config)
     with Tracker(folder, total_steps=total, start_step=run.progress.step, config_text=text) as tracker:
-        for sentence in (*plan(parts, folder.path), *corpus.notes, *sentences):
+        advice = before_training(config, corpus)
+        for sentence in (*plan(parts, folder.path), *corpus.notes, *sentences, *advice):
             tracker.say(sentence)
-        run.reporter, run.save = tracker, save
-        run.observers = [sampler(parts, tracker), attention_watcher(parts, tracker, folder.attention, run.progress.step)]
+        run.reporter, run.save = Adviser(tracker, config), save
+        run.observers = [
+            sampler(parts, tracker),
+            attention_watcher(parts, tracker, folder.attention, run.progress.step),
+        ]
         run.forward = compiled(parts, tracker.say) if config.run.compile else None
         try:
             return Outcome(folder.path, config, train(run))
