@@ -8,7 +8,10 @@ from minigpt.cli import parse_options, run_script
 from minigpt.config import nearest
 from minigpt.errors import UserError
 
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "links": "what heads move along known links, and whether it matters",
+    "sentences": "sentences side by side, word by word",
+}
 
 
 def main() -> int:
