@@ -1,21 +1,27 @@
-"""How much each head moves along links between words that are known, and whether it matters.
+"""How much each head moves along links between words that are known, and
+whether it matters.
 
-The text is stories that no model was trained on (minigpt/tasks/tales.py); in each, earlier words fix later ones.
-A link is read in the row that predicts the later word: the weight on the earlier word's tokens, their sum.
+The text is stories that no model was trained on (minigpt/tasks/tales.py), in
+which earlier words fix later ones. A link is read in the row that predicts the
+later word: the weight on the earlier word's tokens, their sum.
 
-  uniform      if all words in sight weighed the same
-  fresh        the head that moves most in networks with the same shape and random weights
-  other words  the same head, in rows of the same kind: words as far away, but not the cause
-  own row      the row of the later word itself, which can no longer help to predict it
+  uniform      if all that the row sees weighed the same
+  fresh        the head that moves most in networks with the same shape and
+               random weights, the mean over such networks
+  other words  the same head in rows of the same kind, on what is as far away
+               but not the cause
+  own row      the row of the later word itself, which comes too late to help
 
-Does it matter? The earlier word is dropped from the rows that predict the later one, and the rest of the row scaled
-up to 1. The control removes as much weight from the heaviest other words. Links where it could not match 80 % of
-the weight have none: they are left out on the right, and counted only on the left, where the drop stands alone. A
-word that stands in the story twice can still be read from its other place.
+Does it matter? The earlier word is dropped from the rows that predict the later
+one, and the rest of each row scaled up to 1. The control removes as much weight
+from the heaviest other words. Links where it could not find 80 % of that are
+left out on the right, and counted only on the left, where the drop stands
+alone. A word that stands in the story twice can still be read from the other
+place.
 
   compare_attention.py links runs/tales
-  compare_attention.py links runs/tales --which 0        before training
-  compare_attention.py links runs/tales --all-heads      drop the links in each head
+  compare_attention.py links runs/tales --which 0      before training
+  compare_attention.py links runs/tales --all-heads    drop in each single head
 """
 
 import argparse

@@ -1,13 +1,17 @@
-"""Sentences side by side, word by word: what each word's row receives from each word, and what differs.
+"""Sentences side by side, word by word: what each word's row receives from each
+word, and what differs.
 
-A column is a word that information is moved from, by its number; a row is a word that it is moved to; numbers are
-percent of the row. Tokens are taken together: sums over the tokens it is moved from, means over the rows it is
-moved to. Each sentence is read with <|end|> in front, as every document is.
+A row is a word that information is moved to, a column one that it is moved
+from, by its number; cells are percent of the row. A word's tokens are taken
+together: the sum over its columns, the mean over its rows. Every sentence is
+read with <|end|> in front, as every document is.
 
   compare_attention.py sentences RUN "The bank of the river was muddy" \\
                                      "The money was deposited in the bank"
-  compare_attention.py sentences RUN "..." "..." --head L1H2 --which 0 --which best    before and after training
-  compare_attention.py sentences RUN "Orange is my favorite fruit"    beside the published row of that sentence
+  compare_attention.py sentences RUN "..." "..." --which 0 --which best
+                               before and after training, side by side
+  compare_attention.py sentences RUN "Orange is my favorite fruit"
+                               beside the published row of that sentence
 """
 
 import argparse
