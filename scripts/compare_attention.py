@@ -14,6 +14,8 @@ COMMANDS: dict[str, str] = {
     "heads": "every head against fixed patterns, and against chance",
     "replace": "force heads to a reference: closeness beside use",
     "ablate": "take heads out, one by one, in pairs, or all but some",
+    "links": "what heads move along known links, and whether it matters",
+    "sentences": "sentences side by side, word by word",
 }
 
 
