@@ -8,7 +8,10 @@ from minigpt.cli import parse_options, run_script
 from minigpt.config import nearest
 from minigpt.errors import UserError
 
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "examples": "worked examples by every implementation, step by step",
+    "scaling": "why scores are divided by the square root of d",
+}
 
 
 def main() -> int:

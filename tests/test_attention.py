@@ -25,6 +25,8 @@ from minigpt.config import ModelConfig
 ATTENTION_EXAMPLES = [
     "three_token_full",
     "three_token_causal",
+    "padding_mask",
+    "window_of_two",
     "three_token_unscaled",
     "seed42_full",
     "seed42_causal",

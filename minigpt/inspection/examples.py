@@ -6,7 +6,6 @@ this module is the model for one's own. Axes: T queries, S keys, H heads, D mode
 """
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -17,103 +16,8 @@ import numpy as np
 
 from minigpt.config import nearest
 from minigpt.errors import UserError
+from minigpt.inspection.cases import AttentionCase, Case, MultiHeadCase, Part, ReferenceRow
 from minigpt.inspection.fields import Array, Fields
-
-TOLERANCE = {"float64": 1e-6, "float32": 1e-5}
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionCase:
-    """softmax(Q Kᵀ / √K) V, step by step; a step that the file leaves out is None."""
-
-    name: str
-    about: str
-    query: Array  # (..., T, K)
-    key: Array  # (..., S, K), or with fewer heads in the third axis from the end: query head h uses h // group
-    value: Array  # (..., S, width of v)
-    mask: Array | None  # bool, (..., T, S), True = may look
-    scaled: bool  # whether scores are divided by √K
-    raw_scores: Array | None  # (..., T, S)
-    scaled_scores: Array | None  # (..., T, S), before the mask
-    weights: Array  # (..., T, S)
-    output: Array  # (..., T, width of v)
-
-    @property
-    def group(self) -> int:
-        """Query heads that share one key head."""
-        return self.query.shape[-3] // self.key.shape[-3] if self.query.ndim > 2 else 1
-
-    @property
-    def causal(self) -> bool:
-        """Whether query i sees exactly the keys 0 … i."""
-        return is_causal(self.mask, self.weights.shape)
-
-    def expected(self) -> dict[str, Array]:
-        """What must come out, in order of computation."""
-        return _present(self, "raw_scores", "scaled_scores", "weights", "output")
-
-
-@dataclass(frozen=True, eq=False)
-class MultiHeadCase:
-    """Self-attention of H heads between four projections y = x Wᵀ, the last with a bias."""
-
-    name: str
-    about: str
-    x: Array  # (T, D)
-    query_weight: Array  # (D, D), W_Q; identity if the file has none
-    key_weight: Array  # (D, D), W_K
-    value_weight: Array  # (D, D), W_V
-    output_weight: Array  # (D, D), W_O
-    output_bias: Array  # (D,), b_O; zeros if the file has none
-    mask: Array  # bool (T, T); causal if the file has none
-    query: Array | None  # (T, D), before it is cut into heads
-    key: Array | None  # (T, D)
-    value: Array | None  # (T, D)
-    weights: Array  # (H, T, T)
-    output: Array  # (T, D)
-
-    @property
-    def n_head(self) -> int:
-        """H."""
-        return len(self.weights)
-
-    @property
-    def causal(self) -> bool:
-        """Whether token i sees exactly the tokens 0 … i."""
-        return is_causal(self.mask, self.weights.shape)
-
-    def expected(self) -> dict[str, Array]:
-        """What must come out, in order of computation."""
-        return _present(self, "query", "key", "value", "weights", "output")
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Another piece of a Transformer; its kind, one of ``PARTS``, says what is computed from what."""
-
-    name: str
-    about: str
-    kind: str
-    given: dict[str, Array]
-    results: dict[str, Array]
-
-    def expected(self) -> dict[str, Array]:
-        """What must come out, in order of computation."""
-        return self.results
-
-
-@dataclass(frozen=True, eq=False)
-class ReferenceRow:
-    """One row of attention as printed somewhere, to compare a model with."""
-
-    name: str
-    about: str
-    tokens: tuple[str, ...]
-    query: str  # one of the tokens
-    weights: Array  # (number of tokens,)
-
-
-Case = AttentionCase | MultiHeadCase | Part
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,11 +45,11 @@ class Examples:
 
 
 # kind → fields that are given, fields that come out in order of computation; each with the letters of its axes
-# ("*": any axes in front). F is the width of the feed-forward, P a number of positions.
+# ("*": any axes in front). F is the width of the feed-forward, P a number of positions or of pairs.
 FEED_FORWARD = {"W1": "FD", "b1": "F", "W2": "DF", "b2": "D"}
 PARTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "sinusoidal_positions": ({}, {"value": "TD"}),
-    "rotary_table": ({"x": "TK"}, {"cos": "TC", "sin": "TC", "value": "TK"}),
+    "rotary_table": ({"x": "TK"}, {"cos": "TP", "sin": "TP", "value": "TK"}),
     "rotary_relative": ({"query": "K", "key": "K", "positions": "P", "distance": ""}, {"product": "P"}),
     "layer_norm": ({"x": "*D"}, {"value": "*D"}),
     "rms_norm": ({"x": "*D"}, {"value": "*D"}),
@@ -153,30 +57,11 @@ PARTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "masking": ({"scores": "TS", "mask": "TS"}, {"minus_infinity": "TS", "minus_1e9": "TS"}),
     "transformer_block": (
         {"x": "TD", "W_Q": "DD", "W_K": "DD", "W_V": "DD", "W_O": "DD", "b_O": "D"} | FEED_FORWARD,
-        {"attn_norm": "TD", "query": "TD", "key": "TD", "value": "TD", "weights": "HTT", "heads": "TD"}
-        | {"after_attention": "TD", "mlp_norm": "TD", "hidden": "TF", "output": "TD"},
+        {"attn_norm": "TD", "query": "TD", "key": "TD", "value": "TD", "scaled_scores": "HTT", "weights": "HTT"}
+        | {"heads": "TD", "after_attention": "TD", "mlp_norm": "TD", "hidden": "TF", "output": "TD"},
     ),
 }
 DEFAULTS = {"positions": [3, 5, 40], "distance": 3}  # of rotary_relative
-
-
-def is_causal(mask: Array | None, shape: Sequence[int]) -> bool:
-    """Whether weights of this shape, (..., T, S), are those of tokens that see themselves and what came before."""
-    seen = np.ones(shape, dtype=bool) if mask is None else mask
-    return shape[-2] == shape[-1] and bool((seen == np.tri(shape[-1], dtype=bool)).all())
-
-
-def largest_difference(got: Array, expected: Array) -> float:
-    """Of any two numbers; infinite for another shape or a NaN."""
-    if got.shape != expected.shape:
-        return math.inf
-    difference = float(np.abs(got - expected).max(initial=0))
-    return difference if math.isfinite(difference) else math.inf
-
-
-def wrong(got: Array, expected: Array, tolerance: float) -> Array:
-    """Where |got − expected| ≤ tolerance + tolerance·|expected| does not hold; both of one shape."""
-    return ~(np.abs(got - expected) <= tolerance + tolerance * np.abs(expected))
 
 
 def load_examples(path: Path | None = None) -> Examples:
@@ -293,7 +178,25 @@ def _part(fields: Fields) -> Part:
     )
     about = fields.text("about", "")
     fields.end()
+    _check_part(fields, kind, given)
     return Part(name, about, kind, given, results)
+
+
+def _check_part(fields: Fields, kind: str, given: dict[str, Array]) -> None:
+    """What the shapes alone do not tell."""
+    match kind:
+        case "sinusoidal_positions" if fields.size("D") % 2:
+            raise fields.problem("value", f"its width must be even, not {fields.size('D')}")
+        case "rotary_table" | "rotary_relative" if fields.size("K") % 2:
+            raise fields.problem("x" if kind == "rotary_table" else "query", "rotation needs an even width")
+        case "rotary_relative" if not (given["positions"] >= given["distance"]).all() or given["distance"] < 0:
+            raise fields.problem("positions", "none may be smaller than the distance, nor that below 0")
+        case "rotary_relative" if (given["positions"] % 1).any() or given["distance"] % 1:
+            raise fields.problem("positions", "they and the distance must be whole numbers")
+        case "masking" if not np.isin(given["mask"], (0, 1)).all():
+            raise fields.problem("mask", "must hold 1 where a query may look and 0 where it may not")
+        case "transformer_block" if fields.size("D") % fields.size("H"):
+            raise fields.problem("weights", f"{fields.size('H')} heads cannot share a width of {fields.size('D')}")
 
 
 def _reference_row(fields: Fields) -> ReferenceRow:
@@ -310,8 +213,3 @@ def _reference_row(fields: Fields) -> ReferenceRow:
         raise fields.problem("query", f"{row.query} is none of the tokens")
     fields.end()
     return row
-
-
-def _present(case: object, *steps: str) -> dict[str, Array]:
-    found = {step: getattr(case, step) for step in steps}
-    return {step: array for step, array in found.items() if array is not None}
