@@ -107,6 +107,7 @@ def _held(series: Series, trials: Sequence[Trial]) -> Judged:
         elif not answered:
             judged.failed.append((trial, answer))
         else:
+            assert answer.output is not None
             (judged.sound if _close(answer.output, trial.output, TOLERANCE) else judged.off).append((trial, answer))
     return judged
 

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from minigpt.inspection.diagnosis import Verdict
+from minigpt.inspection.pencil import WIDTH, matrix
 from minigpt.inspection.steps import Array
-
-COLUMNS, ROWS = 7, 8  # of a matrix, at most
 
 
 def as_text(verdict: Verdict, implementation: str) -> str:
@@ -51,38 +50,26 @@ def _plain(array: Array | None) -> Any:
 
 
 def _notes(verdict: Verdict) -> list[str]:
-    return [textwrap.fill(f"note: {note}", 80, subsequent_indent="  ") for note in verdict.notes]
+    return [textwrap.fill(f"note: {note}", WIDTH, subsequent_indent="  ") for note in verdict.notes]
 
 
 def _filled(text: str) -> str:
-    return textwrap.fill(text, 80, subsequent_indent="  ", break_long_words=True)
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_long_words=True)
 
 
 def _tables(title: str, expected: Array, got: Array) -> list[str]:
-    """The first matrix with a difference, expected above got; rows that differ are marked."""
+    """The first matrix with a difference, expected above got."""
     if expected.shape != got.shape:
-        return [_filled(title), "expected", *_matrix(expected), "got", *_matrix(got)]
-    where = ""
+        return [_filled(title), "expected", _first(expected), "got", _first(got)]
     differs = ~np.isclose(got, expected, rtol=1e-5, atol=1e-5)
     if expected.ndim > 2:
         front = tuple(int(axis[0]) for axis in np.nonzero(differs.any(axis=(-2, -1))))
-        where = f", matrix {list(front)}"
+        title += f"[{', '.join(map(str, front))}]"
         expected, got, differs = expected[front], got[front], differs[front]
-    marks = differs.any(axis=-1)
-    return [_filled(f"{title}{where}"), "expected", *_matrix(expected), "got", *_matrix(got, marks)]
+    rows = ", ".join(map(str, np.flatnonzero(differs.any(axis=-1))))
+    return [_filled(f"{title}; rows that differ: {rows}"), "expected", matrix(expected), "got", matrix(got)]
 
 
-def _matrix(matrix: Array, marks: Any = None) -> list[str]:
+def _first(array: Array) -> str:
     """A matrix, or the first of several."""
-    while matrix.ndim > 2:
-        matrix = matrix[0]
-    lines = []
-    for number, row in enumerate(np.atleast_2d(matrix)[:ROWS]):
-        more = "  ..." if len(row) > COLUMNS else ""
-        mark = "  <-" if marks is not None and marks[number] else ""
-        lines.append("  " + "".join(map(_number, row[:COLUMNS])) + more + mark)
-    return [*lines, "  ..."] if len(matrix) > ROWS and matrix.ndim > 1 else lines
-
-
-def _number(value: float) -> str:
-    return f"{value:9.4f}" if abs(value) < 1000 or not np.isfinite(value) else f"{value:9.1e}"
+    return matrix(array.reshape(-1, *array.shape[-2:])[0] if array.ndim > 1 else np.atleast_2d(array))

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from minigpt.inspection.examples import AttentionCase, Examples, MultiHeadCase
+from minigpt.inspection.cases import AttentionCase, MultiHeadCase, is_causal
+from minigpt.inspection.examples import Examples
 from minigpt.inspection.steps import Array, Inputs, Mask, Projections, compute
 
 SEED = 1
@@ -31,7 +32,7 @@ class Trial:
     def causal(self) -> bool:
         """Whether the mask is the causal one."""
         mask = self.inputs.mask
-        return mask is not None and bool((mask == np.tri(*mask.shape[-2:], dtype=bool)).all())
+        return mask is not None and is_causal(mask, mask.shape)
 
 
 def function_trials(examples: Examples, n_axis: int) -> list[Trial]:
