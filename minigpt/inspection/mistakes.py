@@ -25,6 +25,15 @@ def _mistake(name: str, step: str, mend: str, **changes: object) -> Mistake:
     return Mistake(name, step, mend, tuple(changes.items()))
 
 
+OVERFLOW = _mistake(
+    "softmax overflows",
+    SOFTMAX,
+    "Take each row's largest score away before exp: the weights stay the same and exp can't overflow.",
+)
+ONLY_WEIGHTS = _mistake("weights returned instead of the output", SUM, "Return weights V, the mix of the values.")
+INVERTED = "mask inverted"
+
+
 def made_of(mistakes: Sequence[Mistake]) -> Steps:
     """The chain of steps with all of these mistakes in it."""
     changes = {field: value for mistake in mistakes for field, value in mistake.changes}
@@ -68,7 +77,7 @@ def _masks() -> Iterator[Mistake]:
         ("mask missing", ["missing"], "now the mask has no effect"),
         ("mask transposed", ["transposed"], "rows of the mask are queries and columns keys"),
         ("mask strict", ["strict", "strict_causal", "strict_always"], "now a token's own position is hidden too"),
-        ("mask inverted", ["inverted"], "here True or 1 means 'may look'; now those keys are hidden"),
+        (INVERTED, ["inverted"], "here True or 1 means 'may look'; now those keys are hidden"),
         ("mask after the softmax", ["after_softmax"], "weights set to 0 later no longer add up to 1"),
         ("mask multiplied before the softmax", ["multiplied"], "a score of 0 still gets weight, exp(0) = 1"),
         ("-1 instead of -inf", ["minus_one", "minus_one_early"], "-1 still gets weight, exp(-1) = 0.37"),

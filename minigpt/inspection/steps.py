@@ -125,14 +125,21 @@ def _attend(inputs: Inputs, steps: Steps, width: int = 0) -> Array:
     factors = {"sqrt_d": d**-0.5, "none": 1.0, "d": 1 / d, "times": d**0.5, "sqrt_d_v": value.shape[-1] ** -0.5}
     factors |= {"sqrt_d_model": (width or d) ** -0.5, "sqrt_keys": key.shape[-2] ** -0.5, "after": 1.0}
     scores = raw * factors[steps.scale]
-    if inputs.bias is not None:
-        scores = scores + inputs.bias
+    if inputs.bias is not None and steps.mask != "missing":
+        scores = scores + _bias(inputs.bias, steps.mask)
     weights = _weights(scores, seen(inputs.mask, scores.shape, steps.mask), steps, factors[steps.scale])
     if steps.scale == "after":
         weights = weights * d**-0.5
     if steps.weights_transposed:
         weights = weights.swapaxes(-1, -2)
     return weights @ value
+
+
+def _bias(bias: Array, how: Masking) -> Array:
+    """What is added to the scores; of most mistakes with a mask nobody can say what they make of it."""
+    if how == "right":
+        return bias
+    return bias.swapaxes(-1, -2) if how == "transposed" else np.full_like(bias, np.nan)
 
 
 def _share(heads: Array, query: Array, group: str) -> Array:

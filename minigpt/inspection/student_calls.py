@@ -2,30 +2,36 @@
 
 Nobody can tell from outside whether a function wants tensors of torch or arrays of NumPy, a batch axis or none, a mask
 of truth values, of 0 and 1, or one that is added to the scores. So all are offered, and each gives one ``Series``.
-This module runs in the student's process; it knows no right answers.
+This module runs in the student's process.
 """
 
 import contextlib
-import inspect
-import re
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigpt.inspection.steps import Inputs, Mask
+from minigpt.inspection.steps import Inputs
+from minigpt.inspection.student_arguments import (
+    CONVENTIONS,
+    FLAG,
+    OWN_CAUSAL,
+    arrays_of,
+    converted,
+    forms,
+    lead_of,
+    mask_of,
+    mask_parameter,
+)
 from minigpt.inspection.student_layer import Layer, Unusable
 from minigpt.inspection.trials import BIAS, PROBES, Trial, without_mask
 
 OK, RAISED, SHAPE, TYPE = "ok", "raised", "shape", "type"
-CONVENTIONS = ("bool", "0/1", "additive")  # a mask True = may look; its numbers; 0 and -inf to be added
-NO_MASK, OWN_CAUSAL, FLAG = "no mask", "own causal", "flag"  # functions that take no mask, or ``causal=True``
-OTHER = re.compile("scal|drop|temp|return|need|head|dim|size|eps|train|d_?k|d_?v|d_?model|dev|type|verb")  # no masks
 
 
 @dataclass(frozen=True)
@@ -49,52 +55,54 @@ class Series:
     answers: dict[str, Answer] = field(default_factory=dict)
 
 
+Trials = Mapping[int, Sequence[Trial]]
 Note = Callable[[str], None]
+Enough = Callable[[Series], bool]
 Call = Callable[[Inputs, str, Any], Any]
 """(inputs, library, mask or None) → whatever the student's code returns."""
 
 
-def ask_function(function: Callable[..., Any], trials: Mapping[int, Sequence[Trial]], note: Note) -> list[Series]:
-    """Every manner of calling a function of query, key, value and perhaps a mask.
+def ask_function(function: Callable[..., Any], trials: Trials, note: Note, enough: Enough) -> list[Series]:
+    """Ask a function of query, key, value and perhaps a mask in every manner, until there is enough.
+
+    Args:
+        trials: what to ask, by the number of axes.
+        note: is told what comes next.
+        enough: whether a series makes further ones with this number of axes needless.
 
     Raises:
         Unusable: if it can't be called so at all.
     """
-    mask_name, flag = _mask_parameter(function, 3)
+    mask = mask_parameter(function, 3)
 
-    def call(inputs: Inputs, library: str, mask: Any) -> Any:
-        arrays = [_converted(array, library) for array in (inputs.query, inputs.key, inputs.value)]
-        return _with_mask(function, arrays, mask_name, mask)
+    def call(inputs: Inputs, library: str, given: Any) -> Any:
+        return mask.call(function, arrays_of(inputs, library), given)
 
-    conventions = (FLAG,) if flag else CONVENTIONS if mask_name is not None else (NO_MASK, OWN_CAUSAL)
     found: list[Series] = []
     for library in _libraries(found):
-        for n_axis, given in trials.items():
-            found += [_ask(call, library, convention, n_axis, given, note) for convention in conventions]
+        _ask_all(_Manner(call, library), mask.conventions, trials, note, enough, found)
     return found
 
 
-def ask_layer(layer: Layer, trials: Mapping[int, Sequence[Trial]], note: Note) -> list[Series]:
-    """Every manner of calling a class with ``forward(query, key, value, mask)`` or ``forward(x, mask)``.
+def ask_layer(layer: Layer, trials: Trials, note: Note, enough: Enough) -> list[Series]:
+    """The same for a class with ``forward(query, key, value, mask)`` or ``forward(x, mask)``.
 
     Raises:
         Unusable: if it can't be made, filled with weights or called so at all.
     """
-    mask_name, flag = _mask_parameter(layer.forward, layer.n_input)
-    conventions = (FLAG,) if flag else CONVENTIONS if mask_name is not None else (NO_MASK, OWN_CAUSAL)
+    mask = mask_parameter(layer.forward, layer.n_input)
+    if not layer.takes_other_inputs:
+        trials = {n: [trial for trial in given if _of_one_input(trial)] for n, given in trials.items()}
     found: list[Series] = []
     for library in ("torch float32", "torch float64"):
         for turned in (False, True) if layer.bare else (False,):
 
-            def call(inputs: Inputs, library: str, mask: Any, turned: bool = turned) -> Any:
+            def call(inputs: Inputs, library: str, given: Any, turned: bool = turned) -> Any:
                 assert inputs.projections
                 module = layer.made(inputs.projections, library, turned)
-                arrays = [_converted(array, library) for array in (inputs.query, inputs.key, inputs.value)]
-                return _with_mask(module, arrays[: layer.n_input], mask_name, mask)
+                return mask.call(module, arrays_of(inputs, library)[: layer.n_input], given)
 
-            for n_axis, given in trials.items():
-                fitting = given if layer.takes_other_inputs else [trial for trial in given if _of_one_input(trial)]
-                found += [_ask(call, library, convention, n_axis, fitting, note) for convention in conventions]
+            _ask_all(_Manner(call, library), mask.conventions, trials, note, enough, found)
         if not _in_trouble(found):
             break
     return found
@@ -107,25 +115,40 @@ def _of_one_input(trial: Trial) -> bool:
 # ── one manner ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _ask(call: Call, library: str, convention: str, n_axis: int, trials: Sequence[Trial], note: Note) -> Series:
+class _Manner(NamedTuple):
+    """How one series is asked."""
+
+    call: Call
+    library: str
+    convention: str = CONVENTIONS[0]
+    form: int = 0  # what stands in front of a mask's (T, S)
+
+
+def _ask_all(
+    manner: _Manner, conventions: Sequence[str], trials: Trials, note: Note, enough: Enough, found: list[Series]
+) -> None:
+    """Add a series for each number of axes and each kind of mask, where there is not yet enough."""
+    settled = {series.n_axis for series in found if enough(series)}
+    for n_axis in trials:
+        for convention in conventions:
+            if n_axis not in settled:
+                with _quiet():
+                    series = _ask(manner._replace(convention=convention), n_axis, trials[n_axis], note)
+                found.append(series)
+                if enough(series):
+                    settled.add(n_axis)
+
+
+def _ask(manner: _Manner, n_axis: int, trials: Sequence[Trial], note: Note) -> Series:
     """The answers to all trials, or to the simplest alone if that one fails."""
-    series = Series(n_axis, library, convention)
-    if convention == OWN_CAUSAL:
-        trials = without_mask(list(trials))
-    elif convention == NO_MASK:
-        trials = [trial for trial in trials if trial.inputs.mask is None and trial.inputs.bias is None]
-    elif convention == FLAG:
-        trials = [trial for trial in trials if trial.causal or trial.inputs.mask is trial.inputs.bias is None]
-    if convention != "additive":
-        trials = [trial for trial in trials if trial.name != BIAS]
-    named = {trial.name: trial for trial in trials}
+    series = Series(n_axis, manner.library, manner.convention)
+    named = {trial.name: trial for trial in _fitting(trials, manner.convention)}
 
     def answer(trial: Trial, form: int = 0) -> Answer:
-        note(f"computing '{trial.name}' with {n_axis} axes, {library}")
-        return _answer(call, trial, library, convention, form)
+        note(f"computing '{trial.name}' with {n_axis} axes, {manner.library}")
+        return _answer(manner._replace(form=form), trial)
 
-    probe = next((named[name] for name in PROBES if name in named), None)
-    assert probe, "the drawn trials begin with the probes"
+    probe = next(named[name] for name in PROBES if name in named)
     first = series.answers[probe.name] = answer(probe)
     if first.kind != OK:
         return series
@@ -133,26 +156,37 @@ def _ask(call: Call, library: str, convention: str, n_axis: int, trials: Sequenc
     if again.kind != OK or not np.allclose(first.output, again.output, equal_nan=True):
         raise Unusable("gives other numbers each time for the same input: is there dropout that never rests?")
     form = 0
-    if convention in CONVENTIONS:
+    if manner.convention in CONVENTIONS:
         masked = named[PROBES[1]]
-        count = len(_forms(_lead(masked.inputs)))
+        count = len(forms(lead_of(masked.inputs)))
         form = next((number for number in range(count) if answer(masked, number).kind == OK), 0)
-    for trial in trials:
+    for trial in named.values():
         series.answers[trial.name] = answer(trial, form)
     return series
 
 
-def _answer(call: Call, trial: Trial, library: str, convention: str, form: int) -> Answer:
+def _fitting(trials: Sequence[Trial], convention: str) -> list[Trial]:
+    """Those that can be asked with this kind of mask."""
+    if convention == OWN_CAUSAL:
+        return without_mask(trials)
+    if convention in CONVENTIONS:
+        return [trial for trial in trials if convention == "additive" or trial.name != BIAS]
+    plain = [trial for trial in trials if trial.inputs.mask is None and trial.inputs.bias is None]
+    return [*plain, *(trial for trial in trials if trial.causal)] if convention == FLAG else plain
+
+
+def _answer(manner: _Manner, trial: Trial) -> Answer:
+    call, library, convention, form = manner
     inputs = trial.inputs
-    lead = _lead(inputs)
+    lead = lead_of(inputs)
 
     def ask() -> Any:
         if convention == FLAG:
             return call(inputs, library, inputs.mask is not None)
         if inputs.bias is not None:
-            return call(inputs, library, _converted(inputs.bias, library))
+            return call(inputs, library, converted(inputs.bias, library))
         if inputs.mask is not None:
-            return call(inputs, library, _mask(inputs.mask, library, convention, lead, form))
+            return call(inputs, library, mask_of(inputs.mask, library, convention, lead, form))
         try:
             return call(inputs, library, None)
         except Exception as first:
@@ -160,13 +194,12 @@ def _answer(call: Call, trial: Trial, library: str, convention: str, form: int) 
                 raise
             everything = np.ones((inputs.query.shape[-2], inputs.key.shape[-2]), dtype=bool)
             try:  # it may insist on a mask: one that hides nothing
-                return call(inputs, library, _mask(everything, library, convention, lead, form))
+                return call(inputs, library, mask_of(everything, library, convention, lead, form))
             except Exception:
                 raise first from None
 
     try:
-        with _quiet():
-            return _read(ask(), trial)
+        return _read(ask(), trial)
     except (Unusable, KeyboardInterrupt):
         raise
     except SystemExit:
@@ -209,79 +242,6 @@ def _failure(error: BaseException) -> Answer:
     theirs = next((place.filename for place in places if Path(place.filename).parent != here), None)
     line = next((place.lineno for place in reversed(places) if place.filename == theirs), None)
     return Answer(RAISED, message=f"{type(error).__name__}: {error}", line=line or 0)
-
-
-# ── arguments ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _mask_parameter(function: Callable[..., Any], n_input: int) -> tuple[str | None, bool]:
-    """The name of the parameter for the mask ("": the next one by position, None: there is none); whether a flag.
-
-    Raises:
-        Unusable: if something else must be given too, or less can be.
-    """
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # built-in functions do not tell
-        return "", False
-    if any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters):
-        return "", False
-    ordered = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(ordered) < n_input:
-        raise Unusable(f"takes {len(ordered)} arguments; query, key and value must be its first {n_input}")
-    rest = [p for p in parameters if p not in ordered[:n_input] and p.kind != p.VAR_KEYWORD]
-    masks = [p for p in rest if "mask" in p.name.lower()] or [p for p in rest if "causal" in p.name.lower()]
-    masks = masks or [p for p in rest[:1] if p.default in (p.empty, None) and not OTHER.search(p.name)]
-    needed = [p.name for p in rest if p.default is p.empty and p not in masks]
-    if needed:
-        raise Unusable(f"needs the argument {needed[0]!r}; only query, key, value and a mask are given")
-    if not masks:
-        return None, False
-    name = "" if masks[0].kind == masks[0].POSITIONAL_ONLY else masks[0].name
-    return name, "mask" not in masks[0].name.lower() and "causal" in masks[0].name.lower()
-
-
-def _with_mask(function: Callable[..., Any], arrays: Sequence[Any], name: str | None, mask: Any) -> Any:
-    if name is None or (mask is None and _has_default(function, name)):
-        return function(*arrays)
-    return function(*arrays, mask) if name == "" else function(*arrays, **{name: mask})
-
-
-def _has_default(function: Callable[..., Any], name: str) -> bool:
-    target = getattr(function, "forward", function)
-    with contextlib.suppress(TypeError, ValueError):
-        parameter = inspect.signature(target).parameters.get(name)
-        return parameter is not None and parameter.default is not inspect.Parameter.empty
-    return name == ""
-
-
-def _converted(array: Any, library: str) -> Any:
-    """A copy that the student's code may write to."""
-    if library == "numpy":
-        return array.copy()
-    import torch
-
-    kind = torch.bool if array.dtype == bool else torch.float32 if library.endswith("32") else torch.float64
-    return torch.tensor(array, dtype=kind)
-
-
-def _lead(inputs: Inputs) -> tuple[int, ...]:
-    """The axes of the scores in front of (T, S)."""
-    lead = inputs.query.shape[:-2]
-    return (*lead, inputs.projections.n_head) if inputs.projections else lead
-
-
-def _forms(lead: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """What may stand in front of a mask's (T, S): nothing, ones, the batch, or all that the scores have."""
-    return [(), (1,)[: len(lead)], lead[:1], (1, 1)[: len(lead)], (*lead[:1], 1)[: len(lead)], lead]
-
-
-def _mask(mask: Mask, library: str, convention: str, lead: tuple[int, ...], form: int) -> Any:
-    front = lead if mask.ndim > 2 else _forms(lead)[form]
-    shaped = np.broadcast_to(mask, (*front, *mask.shape[-2:]))
-    if convention == "bool":
-        return _converted(shaped, library)
-    return _converted(shaped.astype(float) if convention == "0/1" else np.where(shaped, 0.0, -np.inf), library)
 
 
 # ── libraries ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from minigpt.inspection.evidence import weigh
 from minigpt.inspection.examples import load_examples
 from minigpt.inspection.student_calls import Series, ask_function, ask_layer
 from minigpt.inspection.student_layer import Layer, Unusable
@@ -63,9 +64,11 @@ def _answer(request: dict[str, Any], tell: Tell) -> str:
     if inspect.isclass(wanted):
         note("making an object of the class")
         layer = Layer(wanted, request["names"])
-        found = ask_layer(layer, asked_of_layers(examples), note)
+        trials = asked_of_layers(examples)
+        found = ask_layer(layer, trials, note, lambda series: weigh(series, trials[series.n_axis]).right)
     else:
-        found = ask_function(wanted, asked_of_functions(examples), note)
+        trials = asked_of_functions(examples)
+        found = ask_function(wanted, trials, note, lambda series: weigh(series, trials[series.n_axis]).right)
     for series in found:
         tell({"series": _as_json(series)})
     return "layer" if inspect.isclass(wanted) else "function"

@@ -4,7 +4,7 @@ The examples come first, as they can be followed by hand. But their Q and K are 
 the right numbers; the drawn trials have sizes that all differ, masks without symmetry, and matrices without any.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -154,7 +154,7 @@ def _drawn_for_layers(lead: tuple[int, ...]) -> Iterator[Trial]:
     yield _finished(BIAS, others._replace(bias=_numbers(random, 5, 5) - 1))
 
 
-def without_mask(trials: list[Trial]) -> list[Trial]:
+def without_mask(trials: Sequence[Trial]) -> list[Trial]:
     """The same numbers with no mask at all, for a function that makes the causal mask by itself."""
     return [replace(trial, inputs=trial.inputs._replace(mask=None)) for trial in trials if trial.causal]
 
