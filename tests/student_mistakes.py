@@ -266,10 +266,11 @@ def minus_one_before_scaling(q, k, v, mask=None):
 
 
 def groups_by_remainder(q, k, v, mask=None):
-    heads = [
-        F.scaled_dot_product_attention(q[..., h, :, :], k[..., h % k.shape[-3], :, :], v[..., h % k.shape[-3], :, :], mask)
-        for h in range(q.shape[-3])
-    ]  # fmt: skip
+    n_kv = k.shape[-3]
+    heads = []
+    for h in range(q.shape[-3]):
+        q_h, k_h, v_h = q[..., h, :, :], k[..., h % n_kv, :, :], v[..., h % n_kv, :, :]
+        heads.append(F.scaled_dot_product_attention(q_h, k_h, v_h, mask))
     return torch.stack(heads, dim=-3)
 
 

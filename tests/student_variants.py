@@ -150,7 +150,7 @@ def bmm(q, k, v, mask=None):
 
 
 def heads_unsqueezed(q, k, v, mask=None):
-    b, h, t, d = q.shape
+    _, _, _, d = q.shape
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / d**0.5
     if mask is not None:
         scores = scores.masked_fill(mask.unsqueeze(1) == 0, -1e20)
@@ -321,12 +321,12 @@ class Packed(nn.Module):
 
 
 class PackedOfThree(Packed):
-    def forward(self, query, key, value, mask=None):
+    def forward(self, query, key, value, mask=None):  # type: ignore[override]
         return super().forward(query, mask)
 
 
 class PackedCausal(Packed):
-    def forward(self, x):
+    def forward(self, x):  # type: ignore[override]
         return super().forward(x, torch.tril(torch.ones(x.shape[1], x.shape[1])))
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from minigpt.inspection.evidence import Answered, Evidence, Mistakes, close, overflown, weigh
-from minigpt.inspection.mistakes import INVERTED, ONLY_WEIGHTS, ORDER, OVERFLOW
+from minigpt.inspection.mistakes import INVERTED, ONLY_WEIGHTS, ORDER, OVERFLOW, WEIGHTS_FIRST
 from minigpt.inspection.narrowing import Finding, narrow
 from minigpt.inspection.steps import Array, expected_weights
 from minigpt.inspection.student_arguments import FLAG, NO_MASK, OWN_CAUSAL
@@ -73,10 +74,11 @@ def _best(several: Sequence[Evidence]) -> Evidence:
             return inverted[0] if inverted else Evidence(evidence.series, evidence.sound, left_out=evidence.left_out)
     fewest = min(len(evidence.failed) for evidence in several)
     several = [evidence for evidence in several if len(evidence.failed) == fewest]  # few numbers fit anything
-    off = [evidence for evidence in several if evidence.off]
-    explained = next((evidence for evidence in off if evidence.single), None)
-    explained = explained or next((evidence for evidence in off if evidence.pairs), None)
-    return explained or min(several, key=lambda evidence: (len(evidence.off), -len(evidence.sound)))
+    all_right_but_failures = [evidence for evidence in several if not evidence.off]
+    simply = (evidence for evidence in several if evidence.off and evidence.single)
+    doubly = (evidence for evidence in several if evidence.off and evidence.pairs)
+    best = next(chain(all_right_but_failures, simply, doubly), None)
+    return best or min(several, key=lambda evidence: (len(evidence.off), -len(evidence.sound)))
 
 
 def _named(mistakes: Mistakes) -> tuple[str, ...]:
@@ -141,11 +143,10 @@ def _failure(found: Sequence[Series], trials: Mapping[int, Sequence[Trial]]) -> 
     answer = series.answers[name]
     trial = next(trial for trial in trials[series.n_axis] if trial.name == name)
     got = answer.output if answer.kind == SHAPE else None
-    told = Verdict(False, _where(answer), example=name, expected=trial.output, got=got)
     if close(got, expected_weights(trial.inputs)):
-        mistake = ONLY_WEIGHTS
+        mistake = WEIGHTS_FIRST if close(answer.weights, trial.output) else ONLY_WEIGHTS
         return Verdict(False, mistake.name, mistake.name, mistake.mend, mistake.step, name, trial.output, got)
-    return told
+    return Verdict(False, _where(answer), example=name, expected=trial.output, got=got)
 
 
 def _progress(answer: Answer) -> tuple[bool, int]:

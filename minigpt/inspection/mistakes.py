@@ -31,6 +31,7 @@ OVERFLOW = _mistake(
     "Take each row's largest score away before exp: the weights stay the same and exp can't overflow.",
 )
 ONLY_WEIGHTS = _mistake("weights returned instead of the output", SUM, "Return weights V, the mix of the values.")
+WEIGHTS_FIRST = _mistake("weights returned first", SUM, "Return the output first, then the weights.")
 INVERTED = "mask inverted"
 
 

@@ -21,6 +21,7 @@ from minigpt.inspection.student_arguments import (
     CONVENTIONS,
     FLAG,
     OWN_CAUSAL,
+    MaskArgument,
     arrays_of,
     converted,
     forms,
@@ -93,6 +94,15 @@ def ask_layer(layer: Layer, trials: Trials, note: Note, enough: Enough) -> list[
     mask = mask_parameter(layer.forward, layer.n_input)
     if not layer.takes_other_inputs:
         trials = {n: [trial for trial in given if _of_one_input(trial)] for n, given in trials.items()}
+    found: list[Series] = []
+    for n_axis in trials:
+        found += _ask_layer_with(layer, mask, {n_axis: trials[n_axis]}, note, enough)
+        if any(_answered(series, PROBES[:1]) for series in found):
+            break  # what wants a batch may take its absence for something else
+    return found
+
+
+def _ask_layer_with(layer: Layer, mask: MaskArgument, trials: Trials, note: Note, enough: Enough) -> list[Series]:
     found: list[Series] = []
     for library in ("torch float32", "torch float64"):
         for turned in (False, True) if layer.bare else (False,):
@@ -219,8 +229,6 @@ def _read(returned: Any, trial: Trial) -> Answer:
     if output.shape == trial.output.shape:
         return Answer(OK, output, weights)
     message = f"returned an output of shape {output.shape} where {trial.output.shape} was expected"
-    if weights is not None and weights.shape == trial.output.shape:
-        message += "; the output must come first, then the weights"
     return Answer(SHAPE, output, weights, message)
 
 
@@ -252,7 +260,7 @@ def _libraries(found: Sequence[Series]) -> Iterator[str]:
     with_torch = "torch" in sys.modules
     if not with_torch:
         yield "numpy"
-        if any(series.answers[PROBES[0]].kind == OK for series in found if PROBES[0] in series.answers):
+        if not _in_trouble(found):
             return
     yield "torch float32"
     if _in_trouble([series for series in found if series.library == "torch float32"]):
@@ -262,12 +270,13 @@ def _libraries(found: Sequence[Series]) -> Iterator[str]:
 
 
 def _in_trouble(found: Sequence[Series]) -> bool:
-    """Whether no number of axes got every probe answered."""
-    return not any(
-        all(series.answers.get(name, Answer(RAISED)).kind == OK for name in PROBES)
-        for series in found
-        if series.convention in CONVENTIONS
-    )
+    """Whether a probe went unanswered with every number of axes."""
+    return not any(_answered(series, PROBES) for series in found)
+
+
+def _answered(series: Series, names: Sequence[str]) -> bool:
+    """Whether all of these trials that were asked gave numbers."""
+    return all(answer.kind == OK for name, answer in series.answers.items() if name in names)
 
 
 @contextlib.contextmanager
