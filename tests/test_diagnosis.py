@@ -7,12 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import student_class_mistakes
+import student_classes
 import student_mistakes
 import student_variants
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from student_mistakes import CLASSES, FUNCTIONS, PAIRS, UNKNOWN
-from student_variants import Course
+from student_class_mistakes import CLASSES
+from student_classes import Course
+from student_mistakes import FUNCTIONS
+from student_rare_mistakes import PAIRS, UNKNOWN
+from torch import nn
 
 from minigpt import plain
 from minigpt.inspection.diagnosis import Verdict, judge
@@ -45,7 +50,7 @@ def judged_class(kind: type, names: Mapping[str, str] = NAMES) -> Verdict:
 
 
 def test_two_hundred_correct_variants_are_accused_of_nothing() -> None:
-    functions, classes = list(student_variants.functions()), list(student_variants.classes())
+    functions, classes = list(student_variants.functions()), list(student_classes.classes())
     assert len(functions) + len(classes) >= 200
     verdicts = {name: judged(function) for name, function in functions}
     verdicts |= {f"{kind.__name__}, {number}": judged_class(kind, names or NAMES)
@@ -116,8 +121,8 @@ def test_first_example_and_first_step_that_differ() -> None:
     assert judged(student_mistakes.mask_forgotten).example == "three_token_causal"
     by_d = judged(student_mistakes.by_d)
     assert by_d.weights is not None and by_d.weights[0].shape == (3, 3)
-    assert judged_class(student_mistakes.NoBias).example == "two_heads_projected"
-    assert judged_class(student_mistakes.NoBias).step == "output projection"
+    assert judged_class(student_class_mistakes.NoBias).example == "two_heads_projected"
+    assert judged_class(student_class_mistakes.NoBias).step == "output projection"
 
 
 @pytest.mark.parametrize("names", PAIRS)
@@ -148,7 +153,7 @@ def test_mistake_with_a_batch_alone_is_told_so() -> None:
 def test_what_fits_one_layer_equally_is_said() -> None:
     class SelfOnly(Course):  # without other inputs, K Q^T and swapped matrices are one and the same
         def forward(self, x, mask=None):  # type: ignore[override]
-            return student_mistakes.of_a_layer(student_mistakes.keys_by_queries).forward(self, x, x, x, mask)
+            return student_class_mistakes.of_a_layer(student_mistakes.keys_by_queries).forward(self, x, x, x, mask)
 
     assert judged_class(SelfOnly).mistake == "W_Q and W_K swapped or Q and K swapped"
 
@@ -212,16 +217,16 @@ def never_the_same(q, k, v, mask=None):
     return v + torch.rand_like(v)
 
 
-class NoProjections(student_variants.nn.Module):
+class NoProjections(nn.Module):
     def __init__(self, d_model, num_heads):
         super().__init__()
-        self.wq = student_variants.nn.Linear(d_model, d_model)
+        self.wq = nn.Linear(d_model, d_model)
 
 
 class OtherSizes(Course):
     def __init__(self, d_model, num_heads):
         super().__init__(d_model, num_heads)
-        self.value_linear = student_variants.nn.Linear(d_model, 2 * d_model)
+        self.value_linear = nn.Linear(d_model, 2 * d_model)
 
 
 def test_code_that_can_not_be_asked_is_refused() -> None:

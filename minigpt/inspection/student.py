@@ -98,27 +98,30 @@ def check(
         "examples": str(examples.resolve()) if examples else "",
     }
     lines, ended = _run(request, time_limit)
-    doing = next((line["doing"] for line in reversed(lines) if "doing" in line), "starting Python")
     for line in lines:
-        if "bug" in line:
-            raise RuntimeError(f"the process that runs the student's code failed:\n{line['bug']}")
-        if "known" in line:
-            here = nearest(implementation.name, line["known"]) if line["known"] else ""
-            raise UserError(f"{implementation.file}: has no {implementation.name}{here}")
-        if "absent" in line:
-            raise UserError(f"{implementation}: {line['absent']}")
+        _refuse(line, implementation)
         if "problem" in line:
-            return Verdict(False, line["problem"])
+            return Verdict(False, str(line["problem"]))
+    doing = next((line["doing"] for line in reversed(lines) if "doing" in line), "starting Python")
     if ended is None:
-        message = f"did not finish within {time_limit:g} s, while {doing}: is there an endless loop?"
-        return Verdict(False, message)
+        return Verdict(False, f"did not finish within {time_limit:g} s, while {doing}: is there an endless loop?")
     if not lines or "done" not in lines[-1]:
         return Verdict(False, f"ended the process (exit code {ended}) while {doing}")
     found = [series for line in lines if "series" in line and (series := _series(line["series"]))]
     if not found:
         return Verdict(False, "left no answers that can be read")
-    layer = lines[-1]["done"] == "layer"
-    return judge(found, asked_of_layers(shipped) if layer else asked_of_functions(shipped))
+    return judge(found, (asked_of_layers if lines[-1]["done"] == "layer" else asked_of_functions)(shipped))
+
+
+def _refuse(line: dict[str, Any], implementation: Implementation) -> None:
+    """Raise what the line says of something that is not there, or of a fault of our own."""
+    if "bug" in line:
+        raise RuntimeError(f"the process that runs the student's code failed:\n{line['bug']}")
+    if "known" in line:
+        here = nearest(implementation.name, line["known"]) if line["known"] else ""
+        raise UserError(f"{implementation.file}: has no {implementation.name}{here}")
+    if "absent" in line:
+        raise UserError(f"{implementation}: {line['absent']}")
 
 
 def _run(request: dict[str, Any], time_limit: float) -> tuple[list[dict[str, Any]], int | None]:
