@@ -62,6 +62,7 @@ PARTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
 }
 DEFAULTS = {"positions": [3, 5, 40], "distance": 3}  # of rotary_relative
+LAST_POSITION = 100_000  # of a rotation; its table is made up to there
 
 
 def load_examples(path: Path | None = None) -> Examples:
@@ -85,13 +86,16 @@ def load_examples(path: Path | None = None) -> Examples:
         if key not in lists:
             raise UserError(f"{name}: there is no list {key}{nearest(key, lists)}")
     seen: set[str] = set()
-    return Examples(
+    examples = Examples(
         name,
         attention=tuple(map(_attention, _each(content, "attention", name, seen))),
         multi_head=tuple(map(_multi_head, _each(content, "multi_head", name, seen))),
         parts=tuple(map(_part, _each(content, "parts", name, seen))),
         reference_rows=tuple(map(_reference_row, _each(content, "reference_rows", name, seen))),
     )
+    if not seen:
+        raise UserError(f"{name}: holds no example")
+    return examples
 
 
 # ── reading one example ────────────────────────────────────────────────────────────────────────────────────────
@@ -118,6 +122,8 @@ def _optional(fields: Fields, field: str, axes: str) -> Array | None:
 
 def _attention(fields: Fields) -> AttentionCase:
     query, key = fields.numbers("query", "*TK"), fields.numbers("key", "+SK")
+    if query.ndim > 4:
+        raise fields.problem("query", "may have two, three (heads) or four axes (sequences, heads)")
     if query.ndim != key.ndim or query.shape[:-3] != key.shape[:-3]:
         raise fields.problem("key", f"its shape {key.shape} does not fit that of query, {query.shape}")
     if query.ndim > 2 and query.shape[-3] % key.shape[-3]:
@@ -189,14 +195,18 @@ def _check_part(fields: Fields, kind: str, given: dict[str, Array]) -> None:
             raise fields.problem("value", f"its width must be even, not {fields.size('D')}")
         case "rotary_table" | "rotary_relative" if fields.size("K") % 2:
             raise fields.problem("x" if kind == "rotary_table" else "query", "rotation needs an even width")
-        case "rotary_relative" if not (given["positions"] >= given["distance"]).all() or given["distance"] < 0:
-            raise fields.problem("positions", "none may be smaller than the distance, nor that below 0")
-        case "rotary_relative" if (given["positions"] % 1).any() or given["distance"] % 1:
-            raise fields.problem("positions", "they and the distance must be whole numbers")
+        case "rotary_relative" if not _are_positions(given["positions"], given["distance"]):
+            says = f"they and the distance must be whole numbers, none below the distance or above {LAST_POSITION}"
+            raise fields.problem("positions", says)
         case "masking" if not np.isin(given["mask"], (0, 1)).all():
             raise fields.problem("mask", "must hold 1 where a query may look and 0 where it may not")
         case "transformer_block" if fields.size("D") % fields.size("H"):
             raise fields.problem("weights", f"{fields.size('H')} heads cannot share a width of {fields.size('D')}")
+
+
+def _are_positions(positions: Array, distance: Array) -> bool:
+    whole = (positions % 1 == 0).all() and distance % 1 == 0
+    return bool(whole and 0 <= distance <= positions.min() and positions.max() <= LAST_POSITION)
 
 
 def _reference_row(fields: Fields) -> ReferenceRow:

@@ -69,7 +69,7 @@ class Fields:
         if not np.isin(array, (0, 1)).all():
             raise self.problem(field, "must hold 1 where a query may look and 0 where it may not")
         try:
-            return np.broadcast_to(array.astype(bool), shape)
+            return np.broadcast_to(array.astype(bool), shape).copy()
         except ValueError:
             raise self.problem(field, f"its shape {array.shape} does not fit {tuple(shape)}") from None
 
@@ -102,11 +102,11 @@ class Fields:
         front, letters = (axes[0], axes[1:]) if axes[:1] in ("*", "+") else ("", axes)
         split = len(shape) - len(letters)
         fits = split >= 0 if front else split == 0
-        sizes: list[tuple[int, ...]] = [(size,) for size in shape[max(split, 0) :]]
-        if not fits or any(
-            self._sizes.setdefault(name, size) != size
-            for name, size in [*zip(letters, sizes, strict=True), *([(front, shape[:split])] if front else [])]
-        ):
+        if fits:
+            sizes = [(letter, (size,)) for letter, size in zip(letters, shape[split:], strict=True)]
+            sizes += [(front, shape[:split])] if front else []
+            fits = all(self._sizes.setdefault(name, size) == size for name, size in sizes)
+        if not fits:
             wanted = [str(self._sizes[letter][0]) if letter in self._sizes else letter for letter in letters]
             some = "".join(f"{size}, " for size in self._sizes.get(front, ())) if front else ""
             raise self.problem(field, f"has the shape {shape}, where ({some}{', '.join(wanted)}) is needed")

@@ -1,12 +1,10 @@
-"""Every worked example by each of the project's ways to compute attention.
+"""Every worked example by each of the project's ways to compute attention::
 
-====== ========================================================================================================
-numpy  the specification, ``minigpt.plain`` (float64 alone)
-torch  the explicit functions and modules, every step in the open
-fused  PyTorch's fused kernel, called as the model calls it: the output alone
-kernel the layers whose gradients are written by hand, with which a CPU trains: the output alone
-cached one token at a time behind a key-value cache, as text is generated: the output alone
-====== ========================================================================================================
+numpy    the specification, ``minigpt.plain``, in float64 alone
+torch    the explicit functions and modules, every step in the open
+fused    PyTorch's fused kernel as the model calls it; shows the output alone, as do the next two
+kernel   the layers with which a CPU trains, whose gradients are written by hand
+cached   one token at a time behind a key-value cache, as text is generated
 """
 
 import math

@@ -119,7 +119,7 @@ def _titled(title: str, array: Array, *, row_sums: bool = False) -> str:
 
 def matrix(array: Array, *, row_sums: bool = False) -> str:
     """Numbers (rows, columns), right-aligned, to four places where needed; the middle of large ones is left out."""
-    whole = bool((array % 1 == 0).all())
+    whole = bool((array == np.rint(array)).all())  # infinite ones count as whole, NaN does not
     cells = [[_number(value, whole) for value in row] for row in array]
     column = max(len(cell) for row in cells for cell in row) + 2
     room = max((WIDTH - len("   sum -0.0000") * row_sums) // column, 3)
@@ -134,5 +134,7 @@ def matrix(array: Array, *, row_sums: bool = False) -> str:
 
 
 def _number(value: float, whole: bool) -> str:
+    if abs(value) >= 1e7 and math.isfinite(value):
+        return f"{value:.4e}"
     text = f"{value:.0f}" if whole else f"{value:.4f}"
     return text.removeprefix("-") if float(text) == 0 else text

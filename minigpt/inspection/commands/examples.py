@@ -1,13 +1,16 @@
-"""Compute every worked example in every way the project has, and hold the results against the numbers expected.
+"""Compute worked examples in every way the project has, against expected numbers.
 
-Plain NumPy, PyTorch in the open, its fused kernel, the hand-written kernel that trains on a CPU, and decoding token
-by token behind a cache. A number x is met if |got - x| <= 1e-6 + 1e-6 |x| in float64; in float32 1e-5 takes the
-place of 1e-6. The exit code is 1 if any is missed.
+The ways are plain NumPy, PyTorch in the open, its fused kernel, the hand-written
+kernel that trains on a CPU, and decoding token by token behind a cache. A number
+x is met if |got - x| <= 1e-6 + 1e-6 |x| in float64; for float32 put 1e-5. The
+exit code is 1 if any is missed.
 
-With --impl it is your own code that is held against them: a function of query, key, value and mask, or a class
-MultiHeadAttention(d_model, num_heads) with forward(query, key, value, mask=None) and its projections in
-query_linear, key_linear, value_linear and output_linear. A mistake is told by its name. Masks may be truth values or
-1 and 0 (True = may look), or 0 and -inf to be added; inputs may have a batch axis or none, from torch or NumPy.
+With --impl your own code is judged by them, and a mistake is told by its name:
+a function of query, key, value and mask, or a class made as (d_model, num_heads)
+with forward(query, key, value, mask=None) and its projections in query_linear,
+key_linear, value_linear and output_linear (or elsewhere: --names). Inputs come
+from torch or NumPy, with a batch axis or none; masks as truth values or 1 and 0
+(True = may look), or as 0 and -inf to be added: whichever the code understands.
 """
 
 import argparse
@@ -72,9 +75,8 @@ def run(options: argparse.Namespace) -> int:
         if options.steps:
             print("\n\n\n".join(map(pencil, results)), end="\n\n\n")
         print(_report(results))
-        if not options.names:
-            rows = [row.name for row in examples.reference_rows]
-            print(*(f"{name}: a printed row, to be compared with a model's, not computed" for name in rows), sep="\n")
+        for row in () if options.names else examples.reference_rows:
+            print(f"{row.name}: a printed row, to be compared with a model's, not computed")
     return 0 if all(result.holds for of_case in results.values() for result in of_case) else 1
 
 
@@ -149,7 +151,7 @@ def _report(results: Results) -> str:
     computed = [result for result in every if result.agreement]
     off = sum(not result.holds for result in computed)
     verdict = f"{off} of {len(computed)} results are off (!)" if off else f"all {len(computed)} results hold"
-    return "\n".join([*lines, "", f"{len(results)} examples: {verdict}"])
+    return "\n".join([*lines, "", f"{len(results)} example{'s' * (len(results) != 1)}: {verdict}"])
 
 
 def _cell(results: list[Result]) -> str:
