@@ -150,6 +150,13 @@ def test_mistake_with_a_batch_alone_is_told_so() -> None:
     assert "with 2 axes it is right; this shows with 3" in verdict.notes
 
 
+def test_groups_of_heads_are_judged_where_they_are_taken() -> None:
+    verdict = judged(student_mistakes.groups_tiled)
+    assert verdict.example == "grouped_query"
+    assert "with 2 or 3 axes it is right; this shows with 4" in verdict.notes
+    assert not any("were left out" in note for note in verdict.notes)
+
+
 def test_what_fits_one_layer_equally_is_said() -> None:
     class SelfOnly(Course):  # without other inputs, K Q^T and swapped matrices are one and the same
         def forward(self, x, mask=None):  # type: ignore[override]

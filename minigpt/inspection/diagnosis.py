@@ -167,7 +167,8 @@ def _notes(several: Sequence[Evidence]) -> tuple[str, ...]:
     if first.convention in (NO_MASK, OWN_CAUSAL):
         notes.append("it takes no mask: examples with other masks were left out")
     left_out = [pair for evidence in several for pair in evidence.left_out]
-    if any(trial.optional for trial, _ in left_out):
+    taken = [pair for evidence in several for pair in [*evidence.sound, *evidence.off]]
+    if any(trial.optional for trial, _ in left_out) and not any(trial.optional for trial, _ in taken):
         notes.append("heads in groups were left out: it wants as many key heads as query heads")
     if any(_another_custom(pair) for pair in left_out):
         notes.append("a row that may look at nothing gives zeros in minigpt; this was not judged")
