@@ -11,6 +11,7 @@ from minigpt.tokenizer import END
 from minigpt.training import Reporter
 
 MANY_EPOCHS = 100
+HIGH_ADAMW_RATE = 0.01
 RISING_VALIDATIONS = 3  # without a better one in between
 RISEN = 1.05  # times the lowest validation loss: more than noise
 MEMORY = 0.95  # of the smoothed training loss, which then spans about 20 rows
@@ -18,7 +19,7 @@ DIVERGED = 1.3  # times the lowest smoothed training loss
 
 
 def before_training(config: Config, corpus: Corpus) -> Iterator[str]:
-    """What is out of proportion between a text and the training asked for."""
+    """What is out of proportion in the training asked for."""
     tokens, context = len(corpus.train), config.model.context_length
     step_tokens = config.train.batch_size * context
     epochs = config.train.max_steps * step_tokens / max(1, tokens)
@@ -28,6 +29,8 @@ def before_training(config: Config, corpus: Corpus) -> Iterator[str]:
             f"the text is small: {config.train.max_steps} steps read it {epochs:.0f} times and will learn it by heart; "
             f"more text, --train.max-steps {fewer}, or --model.dropout 0.2 and --train.early-stop 3"
         )
+    if config.optim.name == "adamw" and config.optim.lr > HIGH_ADAMW_RATE:
+        yield f"optim.lr = {config.optim.lr:g} is high for adamw, which has one rate for all: 0.001 to 0.003 is usual"
     documents = int(np.count_nonzero(corpus.train == END)) - 1  # one more END closes a part of several
     if documents > 1 and context > 4 * tokens / documents:
         mean = tokens / documents

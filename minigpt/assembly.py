@@ -188,12 +188,33 @@ def keep_freed_memory() -> None:
 
 
 def build_model(config: Config, vocab_size: int, checkpoint: Checkpoint | None = None) -> GPT:
-    """The network on its device, with a checkpoint's weights or those that the seed gives."""
+    """The network on its device, with a checkpoint's weights or those that the seed gives.
+
+    Raises:
+        UserError: if there is no memory for it, or the checkpoint's weights are not its own.
+    """
     torch.manual_seed(config.run.seed)
-    model = GPT(config.model, vocab_size)
-    if checkpoint:
-        model.load_state_dict(torch_tensors(checkpoint.tensors("model")))
-    return model.to(config.run.device)
+    try:
+        model = GPT(config.model, vocab_size)
+        if checkpoint:
+            model.load_state_dict(torch_tensors(checkpoint.tensors("model")))
+        return model.to(config.run.device)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise UserError(
+                "the network does not fit in this machine's memory: choose a smaller model.d_model or model.n_layer"
+            ) from None
+        if checkpoint:
+            raise UserError(
+                f"{checkpoint.path}: damaged, its tensors are not those of its configuration; use another checkpoint"
+            ) from None
+        raise
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch could not get memory; only on CUDA does that have a class of its own."""
+    words = ("DefaultCPUAllocator", "can't allocate memory", "out of memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
 def load_model(checkpoint: Checkpoint, device: str = "auto") -> GPT:

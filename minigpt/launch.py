@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from minigpt.advice import Adviser, before_training
-from minigpt.assembly import Parts, assembled, machine_facts, restored
+from minigpt.assembly import Parts, assembled, is_out_of_memory, machine_facts, restored
 from minigpt.checkpoint import (
     Checkpoint,
     checkpoint_path,
@@ -20,11 +20,11 @@ from minigpt.checkpoint import (
     prune,
     save_checkpoint,
 )
-from minigpt.config import Config, to_toml
+from minigpt.config import Config, differences, to_toml
 from minigpt.distributed import joined
 from minigpt.errors import TrainingStopped, UserError
 from minigpt.inspection.film import probe_of
-from minigpt.run import RunFolder, as_word, create_run, machine_changes, open_run, resume_config
+from minigpt.run import RunFolder, as_word, create_run, last_settings, machine_changes, open_run, resume_config
 from minigpt.tracking import Tracker
 from minigpt.training import NonFiniteError, Progress, Run, next_batch, precision, train, train_step
 from minigpt.watching import attention_watcher, plan, sampler
@@ -81,7 +81,8 @@ def resume(path: Path, overrides: Mapping[str, Any], *, stop: Stop = lambda: Fal
     with joined() as world, open_run(path) if world.leads else nullcontext() as folder:
         sentences: list[str] = []
         checkpoint = find_checkpoint(path, "last", verify=True, say=sentences.append)
-        config, changes = resume_config(checkpoint.config, overrides)
+        settings = last_settings(path, checkpoint.config)
+        config, changes = resume_config(settings, overrides)
         if checkpoint.step >= config.train.max_steps:
             raise UserError(
                 f"{path}: finished, at step {checkpoint.step} of {config.train.max_steps}; "
@@ -93,9 +94,14 @@ def resume(path: Path, overrides: Mapping[str, Any], *, stop: Stop = lambda: Fal
         if folder:
             folder.cut_metrics(checkpoint.step)
             folder.write_config(parts.config)
+        progress = saved_progress(checkpoint)
+        if differences(checkpoint.config, parts.config):
+            progress.settings_since = checkpoint.step
         sentences += [f"goes on from step {checkpoint.step}", *changes]
+        if config.optim.name != checkpoint.config.optim.name:
+            sentences.append("weights whose optimizer is another now begin with an empty optimizer state")
         sentences += machine_changes(checkpoint.metadata.get("machine", {}), machine_facts(parts.config, world))
-        return run_training(parts, folder, saved_progress(checkpoint), stop, sentences)
+        return run_training(parts, folder, progress, stop, sentences)
 
 
 def verify(path: Path, step: int, say: Callable[[str], None] = lambda sentence: None) -> tuple[int, list[str]]:
@@ -107,13 +113,18 @@ def verify(path: Path, step: int, say: Callable[[str], None] = lambda sentence: 
         The step it began at, and the names of the tensors whose bits differ.
 
     Raises:
-        UserError: if there is no checkpoint of that step or none before it.
+        UserError: if there is no checkpoint of that step or none before it, or other settings held in between.
     """
     saved = find_checkpoint(path, str(step), verify=True)
     earlier = [checkpoint for checkpoint in list_checkpoints(saved.path.parent)[0] if checkpoint.step < step]
     if not earlier:
         raise UserError(f"{path}: no checkpoint before step {step} to begin at")
-    begin = last(earlier)
+    begin, since = last(earlier), saved.metadata.get("settings_since", 0)
+    if begin.step < since:
+        raise UserError(
+            f"{path}: the settings changed at step {since}, and the last checkpoint before step {step} is of step "
+            f"{begin.step}: this part can't be trained anew as it was"
+        )
     parts = restored(begin, saved.config)
     for sentence in machine_changes(saved.metadata.get("machine", {}), machine_facts(parts.config, parts.world)):
         say(sentence)
@@ -226,7 +237,9 @@ def run_in_folder(run: Run, parts: Parts, folder: RunFolder, sentences: Sequence
 def saved_progress(checkpoint: Checkpoint) -> Progress:
     """Where the run stood; what was not finite was saved as null."""
     fresh = Progress()
-    saved = {key: checkpoint.metadata[key] for key in asdict(fresh)}
+    if missing := {"step", "tokens_seen", "seconds"} - checkpoint.metadata.keys():
+        raise UserError(f"{checkpoint.path}: damaged, its header lacks {', '.join(missing)}; use another checkpoint")
+    saved = {key: checkpoint.metadata.get(key) for key in asdict(fresh)}
     return Progress(**{key: getattr(fresh, key) if value is None else value for key, value in saved.items()})
 
 
@@ -240,12 +253,6 @@ def after_non_finite(error: NonFiniteError, folder: RunFolder, config: Config) -
         f"{error}; the checkpoint of step {good.step} is kept. Go on from it with a lower learning rate: "
         f"--resume {as_word(folder.path)} --optim.lr {min(config.optim.lr / 3, SAFE_RATE[config.optim.name]):.2g}"
     )
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch could not get memory; only on CUDA does that have a class of its own."""
-    words = ("DefaultCPUAllocator", "can't allocate memory", "out of memory")
-    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
 def smaller_passes(folder: RunFolder, config: Config) -> str:

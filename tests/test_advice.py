@@ -53,6 +53,12 @@ def test_a_text_that_would_be_read_very_often() -> None:
     assert list(before_training(few, corpus(100))) == [], "what it says is enough"
 
 
+def test_a_rate_made_for_another_optimizer() -> None:
+    (sentence,) = before_training(config(optim={"name": "adamw", "lr": 0.02}), corpus(20_000))
+    assert "optim.lr = 0.02 is high for adamw" in sentence
+    assert list(before_training(config(optim={"name": "adamw", "lr": 0.003}), corpus(20_000))) == []
+
+
 def test_a_context_that_no_document_fills() -> None:
     long = config(model={"context_length": 256}, train={"max_steps": 3, "batch_size": 8})
     (sentence,) = before_training(long, corpus(*[11] * 500))
