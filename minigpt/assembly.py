@@ -95,7 +95,7 @@ def restored(checkpoint: Checkpoint, config: Config, world: World = ALONE) -> Pa
         optimizers.load_state(torch_tensors(checkpoint.tensors("optimizer")))
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{checkpoint.path}: damaged, its optimizer's numbers do not fit its model ({reason})") from None
+        raise UserError(f"{checkpoint.path}: damaged, its optimizer's state does not fit its model ({reason})") from None
     return Parts(config, corpus, model, optimizers, world)
 
 
@@ -196,7 +196,7 @@ def build_model(config: Config, vocab_size: int, checkpoint: Checkpoint | None =
     """The network on its device, with a checkpoint's weights or those that the seed gives.
 
     Raises:
-        UserError: if it does not fit into memory, or the checkpoint is damaged.
+        UserError: if there is no memory for it, or the checkpoint's weights are not its own.
     """
     torch.manual_seed(config.run.seed)
     try:
@@ -209,8 +209,9 @@ def build_model(config: Config, vocab_size: int, checkpoint: Checkpoint | None =
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        keys = ", ".join(f"model.{key}" for key in ("n_layer", "d_model", "d_ff", "context_length"))
-        raise UserError(f"the model does not fit into memory: choose smaller numbers among {keys}") from None
+        raise UserError(
+            "the network does not fit in this machine's memory: choose a smaller model.d_model or model.n_layer"
+        ) from None
 
 
 def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:

@@ -163,8 +163,12 @@ class TrainConfig(Section):
 class InspectConfig(Section):
     """What is looked at while training."""
 
-    interval: CountOrAuto = Field(default=0, description="steps between attention pictures; 0: at each validation")
+    interval: CountOrAuto = Field(default=0, description="steps between frames of attention; 0: at each validation")
     text: str = Field(default="", description="text whose attention is drawn; empty: the start of the validation text")
+    scores: str = Field(
+        default="previous,first,self,uniform,induction",
+        description="patterns that heads are held against, parted by commas; empty: none",
+    )
 
 
 class Config(Section):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from minigpt.advice import Adviser, before_training
 from minigpt.assembly import Parts, assembled, is_out_of_memory, machine_facts, restored
 from minigpt.checkpoint import (
     Checkpoint,
@@ -20,10 +21,11 @@ from minigpt.checkpoint import (
     prune,
     save_checkpoint,
 )
-from minigpt.config import Config, to_toml
+from minigpt.config import Config, differences, to_toml
 from minigpt.distributed import joined
 from minigpt.errors import TrainingStopped, UserError
-from minigpt.run import RunFolder, as_word, create_run, machine_changes, open_run, resume_config
+from minigpt.inspection.film import probe_of
+from minigpt.run import RunFolder, as_word, create_run, last_settings, machine_changes, open_run, resume_config
 from minigpt.tracking import Tracker
 from minigpt.training import NonFiniteError, Progress, Run, next_batch, precision, train, train_step
 from minigpt.watching import attention_watcher, plan, sampler
@@ -70,6 +72,7 @@ def start(
             parts = assembled(
                 overrides, config_path=config_path, source_given=source_given, init_from=init_from, world=world
             )
+            probe_of(parts.config, parts.corpus)  # a mistake in inspect.scores is told before there is a folder
         with create_run(parts.config) if world.leads else nullcontext() as folder:
             return run_training(parts, folder, Progress(), stop)
 
@@ -79,7 +82,8 @@ def resume(path: Path, overrides: Mapping[str, Any], *, stop: Stop = lambda: Fal
     with joined() as world, open_run(path) if world.leads else nullcontext() as folder:
         sentences: list[str] = []
         checkpoint = find_checkpoint(path, "last", verify=True, say=sentences.append)
-        config, changes = resume_config(checkpoint.config, overrides)
+        settings = last_settings(path, checkpoint.config)
+        config, changes = resume_config(settings, overrides)
         if checkpoint.step >= config.train.max_steps:
             raise UserError(
                 f"{path}: finished, at step {checkpoint.step} of {config.train.max_steps}; "
@@ -87,15 +91,21 @@ def resume(path: Path, overrides: Mapping[str, Any], *, stop: Stop = lambda: Fal
             )
         with world.leader_first():
             parts = restored(checkpoint, config, world)
+            probe_of(parts.config, parts.corpus)
         if folder:
             try:
                 folder.cut_metrics(checkpoint.step)
             except UserError as error:  # a log is no reason not to train
                 sentences.append(f"{error}; rows past step {checkpoint.step} may stand in it twice")
             folder.write_config(parts.config)
+        progress = saved_progress(checkpoint)
+        if differences(checkpoint.config, parts.config):
+            progress.settings_since = checkpoint.step
         sentences += [f"goes on from step {checkpoint.step}", *changes]
+        if config.optim.name != checkpoint.config.optim.name:
+            sentences.append("weights whose optimizer is another now begin with an empty optimizer state")
         sentences += machine_changes(checkpoint.metadata.get("machine", {}), machine_facts(parts.config, world))
-        return run_training(parts, folder, saved_progress(checkpoint), stop, sentences)
+        return run_training(parts, folder, progress, stop, sentences)
 
 
 def verify(path: Path, step: int, say: Callable[[str], None] = lambda sentence: None) -> tuple[int, list[str]]:
@@ -107,13 +117,18 @@ def verify(path: Path, step: int, say: Callable[[str], None] = lambda sentence: 
         The step it began at, and the names of the tensors whose bits differ.
 
     Raises:
-        UserError: if there is no checkpoint of that step or none before it.
+        UserError: if there is no checkpoint of that step or none before it, or other settings held in between.
     """
     saved = find_checkpoint(path, str(step), verify=True)
     earlier = [checkpoint for checkpoint in list_checkpoints(saved.path.parent)[0] if checkpoint.step < step]
     if not earlier:
         raise UserError(f"{path}: no checkpoint before step {step} to begin at")
-    begin = last(earlier)
+    begin, since = last(earlier), saved.metadata.get("settings_since", 0)
+    if begin.step < since:
+        raise UserError(
+            f"{path}: the settings changed at step {since}, and the last checkpoint before step {step} is of step "
+            f"{begin.step}: this part can't be trained anew as it was"
+        )
     parts = restored(begin, saved.config)
     for sentence in machine_changes(saved.metadata.get("machine", {}), machine_facts(parts.config, parts.world)):
         say(sentence)
@@ -202,10 +217,14 @@ def run_in_folder(run: Run, parts: Parts, folder: RunFolder, sentences: Sequence
 
     total, text = config.train.max_steps, to_toml(config)
     with Tracker(folder, total_steps=total, start_step=run.progress.step, config_text=text) as tracker:
-        for sentence in (*plan(parts, folder.path), *corpus.notes, *sentences):
+        advice = before_training(config, corpus)
+        for sentence in (*plan(parts, folder.path), *corpus.notes, *sentences, *advice):
             tracker.say(sentence)
-        run.reporter, run.save = tracker, save
-        run.observers = [sampler(parts, tracker), attention_watcher(parts, tracker)]
+        run.reporter, run.save = Adviser(tracker, config), save
+        run.observers = [
+            sampler(parts, tracker),
+            attention_watcher(parts, tracker, folder.attention, run.progress.step),
+        ]
         run.forward = compiled(parts, tracker.say) if config.run.compile else None
         try:
             return Outcome(folder.path, config, train(run))
@@ -222,6 +241,8 @@ def run_in_folder(run: Run, parts: Parts, folder: RunFolder, sentences: Sequence
 def saved_progress(checkpoint: Checkpoint) -> Progress:
     """Where the run stood; what was not finite was saved as null."""
     fresh = Progress()
+    if missing := {"step", "tokens_seen", "seconds"} - checkpoint.metadata.keys():
+        raise UserError(f"{checkpoint.path}: damaged, its header lacks {', '.join(missing)}; use another checkpoint")
     saved = {key: checkpoint.metadata.get(key) for key in asdict(fresh)}
     return Progress(**{key: getattr(fresh, key) if value is None else value for key, value in saved.items()})
 

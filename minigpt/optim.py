@@ -13,8 +13,6 @@ from minigpt.distributed import ALONE, World
 # Quintic whose iteration sends singular values in (0, 1] near 1 (Jordan et al. 2024, "Muon").
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
-SMALLEST_SCALE = 1e-4  # of a float16 loss: what still overflows here is not finite by itself
-
 
 def learning_rate_factor(step: int, max_steps: int, config: OptimConfig) -> float:
     """Part of the peak rate used by the update number ``step`` (from 0): linear warm-up, then the decay.
@@ -44,10 +42,10 @@ class Bundle:
 
     def gather_gradients(self) -> Tensor | None:
         """Move the gradients of the parts into that of the whole; None if there are no new ones."""
-        gradients = [part.grad for part in self.parts if part.grad is not None]
-        if not gradients:
+        if all(part.grad is None for part in self.parts):
             return None
-        assert len(gradients) == len(self.parts)
+        assert self.parts[0].data_ptr() == self.whole.data_ptr(), "the model was moved after its optimizers were made"
+        gradients = [torch.zeros_like(part) if part.grad is None else part.grad for part in self.parts]
         for part in self.parts:
             part.grad = None
         self.whole.grad = torch.cat([gradient.flatten() for gradient in gradients]).view(self.whole.shape)
@@ -117,6 +115,30 @@ def orthogonalise(matrices: Tensor, steps: int) -> Tensor:
     return x.mT if tall else x
 
 
+class LossScale:
+    """A factor on the loss that keeps float16's small gradients from vanishing: halved when they overflow.
+
+    One for all optimizers: an update is made by all of them or by none.
+    """
+
+    GROWTH_INTERVAL = 2000  # updates without overflow until it is doubled
+    LEAST = 1.0  # gradients that overflow even so are no matter of scale
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.value, self.good_updates = (2.0**16 if enabled else 1.0), 0
+        self.enabled = enabled
+
+    def adapt(self, *, overflowed: bool) -> None:
+        """Take note of how an update went."""
+        if not self.enabled:
+            return
+        self.good_updates = 0 if overflowed else self.good_updates + 1
+        if overflowed:
+            self.value /= 2
+        elif self.good_updates % self.GROWTH_INTERVAL == 0:
+            self.value *= 2
+
+
 class Optimizers:
     """The optimizers of one model, stepped together; their state has names and can be saved as plain tensors."""
 
@@ -146,7 +168,7 @@ class Optimizers:
                 groups.append({"params": [self.bundles[-1].whole], "weight_decay": 0.0})
             self.all = [torch.optim.AdamW(groups, lr=config.lr, **adam)]
         self.world = world
-        self.scaler = torch.amp.GradScaler(enabled=loss_scaling)
+        self.scale, self.skip = LossScale(enabled=loss_scaling), False
         self.peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.all]
 
     @property
@@ -161,8 +183,8 @@ class Optimizers:
                 group["lr"] = peak * factor
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of ``loss`` (scaled first, in float16)."""
-        self.scaler.scale(loss).backward()
+        """Add the gradients of ``loss`` (scaled, in float16)."""
+        (loss * self.scale.value if self.scale.enabled else loss).backward()
 
     def clip(self, largest: float) -> float:
         """Sum the gradient over all processes and shorten it to the norm ``largest`` (0: leave it).
@@ -173,27 +195,29 @@ class Optimizers:
             gradient = bundle.gather_gradients()
             if gradient is not None:
                 self.world.sum(gradient)
-        for optimizer in self.all:
-            self.scaler.unscale_(optimizer)
-        return nn.utils.clip_grad_norm_([bundle.whole for bundle in self.bundles], largest or math.inf).item()
+                if self.scale.enabled:
+                    gradient.div_(self.scale.value)
+        norm = nn.utils.clip_grad_norm_([bundle.whole for bundle in self.bundles], largest or math.inf).item()
+        self.skip = not math.isfinite(norm)
+        return norm
 
     def can_step(self, gradient_norm: float) -> bool:
-        """Whether the gradient is finite, or float16's scaler will skip this update and scale less.
-
-        It would skip for ever a gradient that is not finite at any scale.
-        """
-        return math.isfinite(gradient_norm) or (self.scaler.is_enabled() and self.scaler.get_scale() > SMALLEST_SCALE)
+        """Whether the gradient is finite, or too large for float16 at this scale: then the next is scaled less."""
+        return math.isfinite(gradient_norm) or (self.scale.enabled and self.scale.value > LossScale.LEAST)
 
     def step(self) -> None:
-        """Move the weights and drop the gradients."""
+        """Move the weights, unless the gradient was not finite, and drop the gradients."""
         for optimizer in self.all:
-            self.scaler.step(optimizer)
+            if not self.skip:
+                optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        self.scaler.update()
+        self.scale.adapt(overflowed=self.skip)
 
     def state(self) -> dict[str, Tensor]:
         """``{"blocks.0.attn.query_linear.weight.momentum": tensor, ...}``: all that the next step depends on."""
-        tensors = {f"scaler.{key}": torch.tensor(value) for key, value in self.scaler.state_dict().items()}
+        tensors: dict[str, Tensor] = {}
+        if self.scale.enabled:
+            tensors["loss_scale"] = torch.tensor([self.scale.value, self.scale.good_updates], dtype=torch.float64)
         for bundle, state in self._states():
             for key, value in state.items():
                 tensors |= {f"{name}.{key}": piece for name, piece in bundle.pieces(value).items()}
@@ -210,9 +234,9 @@ class Optimizers:
             pieces = {key: [part for part in parts if part is not None] for key, parts in saved.items()}
             if all(len(parts) == len(bundle.names) for parts in pieces.values()):
                 state.update({key: bundle.joined(parts) for key, parts in pieces.items()})
-        scaler = {key.removeprefix("scaler."): v.item() for key, v in tensors.items() if key.startswith("scaler.")}
-        if scaler:
-            self.scaler.load_state_dict(scaler)
+        if self.scale.enabled and "loss_scale" in tensors:
+            value, good_updates = tensors["loss_scale"].tolist()
+            self.scale.value, self.scale.good_updates = value, int(good_updates)
 
     def _states(self) -> list[tuple[Bundle, dict[str, Tensor]]]:
         owners = {whole: owner for owner in self.all for group in owner.param_groups for whole in group["params"]}

@@ -22,9 +22,10 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from minigpt.checkpoint import versions, write_whole
-from minigpt.config import DEFAULT_CONFIG, Config, differences, merge, to_toml, validate
+from minigpt.config import DEFAULT_CONFIG, Config, differences, merge, read_toml, to_toml, validate
 from minigpt.errors import UserError
 
+MOST_THREADS = 16  # a core
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
@@ -217,6 +218,27 @@ def _step(line: bytes) -> float:
 # ── going on ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def last_settings(path: Path, saved: Config) -> Config:
+    """What the run was last told to do: its ``config.toml``, or where that can't be read the checkpoint's ``saved``.
+
+    Raises:
+        UserError: if the file was changed in what a run can't change.
+    """
+    file = path / "config.toml"
+    try:
+        told = validate(read_toml(file))
+    except UserError:
+        return saved
+    refused = [
+        f"{file}: {key} = {new!r}, but the checkpoint has {old!r}; a run keeps this"
+        for key, (old, new) in differences(saved, told).items()
+        if _is_fixed(key) and key not in ("run.name", "run.dir")  # a folder may be moved
+    ]
+    if refused:
+        raise UserError("\n".join(refused))
+    return told.with_values(run={"name": saved.run.name, "dir": saved.run.dir})
+
+
 def resume_config(saved: Config, overrides: Mapping[str, Mapping[str, Any]]) -> tuple[Config, list[str]]:
     """The configuration of a resumed run: the saved one under the command line's values.
 
@@ -302,8 +324,14 @@ def needs_loss_scaler(device: str, dtype: str) -> bool:
 
 
 def choose_threads(asked: int, processes: int = 1) -> int:
-    """``run.threads``, or for 0 the number of cores that this process may use, its share where several run here."""
+    """``run.threads``, or for 0 the number of cores that this process may use, its share where several run here.
+
+    Raises:
+        UserError: for so many that the machine would not get to work.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if asked > MOST_THREADS * cores:
+        raise UserError(f"run.threads = {asked}: this machine has {cores} cores; choose at most {MOST_THREADS * cores}")
     if asked:
         return asked
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // processes)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, Self, TextIO
 import numpy as np
 from tqdm import tqdm
 
+from minigpt.errors import UserError
 from minigpt.run import RunFolder
 
 if TYPE_CHECKING:
@@ -71,12 +72,12 @@ class Tracker:
         self._bar: tqdm | None = None
 
     def __enter__(self) -> Self:
-        self._attempt("metrics.jsonl", self._open_metrics)
-        self._attempt("tensorboard", self._open_board)
-        self._attempt("console", self._open_bar)
+        self.attempt("metrics.jsonl", self._open_metrics)
+        self.attempt("tensorboard", self._open_board)
+        self.attempt("console", self._open_bar)
         self._started = time.monotonic()
         if self._config_text:
-            self._board_text("config", self._config_text, self._start_step)
+            self.note("config", self._config_text, self._start_step)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -89,7 +90,7 @@ class Tracker:
         """Move the bar to ``step`` steps done."""
         bar = self._bar
         if bar is not None:
-            self._attempt("console", lambda: bar.update(step - bar.n))
+            self.attempt("console", lambda: bar.update(step - bar.n))
 
     def log(self, step: int, **numbers: float | np.number | None) -> None:
         """Record one row of numbers after ``step`` steps: call it once a step, with all there is to say.
@@ -100,8 +101,8 @@ class Tracker:
         known = {key: _number(value) for key, value in numbers.items() if value is not None}
         ordered = {key: known[key] for key in (*METRICS, *known) if key in known}
         self._latest |= ordered
-        self._attempt("metrics.jsonl", lambda: self._append(step, ordered))
-        self._attempt("tensorboard", lambda: self._scalars(step, ordered))
+        self.attempt("metrics.jsonl", lambda: self._append(step, ordered))
+        self.attempt("tensorboard", lambda: self._scalars(step, ordered))
         if self._bar is not None:
             self._bar.set_description_str(self._summary(), refresh=False)
             self.advance(step)
@@ -116,29 +117,42 @@ class Tracker:
             path = self._run.samples / f"step-{step:08d}.txt"
             path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
-        self._attempt("samples", write_sample)
-        self._board_text(tag, text, step)
+        self.attempt("samples", write_sample)
+        self.note(tag, text, step)
+
+    def note(self, tag: str, text: str, step: int) -> None:
+        """Show a text, as a block of code, in TensorBoard alone."""
+        board = self._board
+        if board is not None:
+            # TensorBoard shows Markdown: an indented block keeps every character as it is
+            valid = text.encode("utf-8", "backslashreplace").decode()
+            block = "\n".join("    " + line for line in valid.split("\n"))
+            self.attempt("tensorboard", lambda: board.add_text(tag, block, step))
 
     def image(self, tag: str, image: np.ndarray, step: int) -> None:
         """Show a picture, uint8 of shape (height, width, 3), in TensorBoard."""
         board = self._board
         if board is not None:
-            self._attempt("tensorboard", lambda: board.add_image(tag, image, step, dataformats="HWC"))
+            self.attempt("tensorboard", lambda: board.add_image(tag, image, step, dataformats="HWC"))
 
     def say(self, sentence: str) -> None:
         """Print a line on the console, above the bar."""
-        self._attempt("console", lambda: self._print(sentence))
+        self.attempt("console", lambda: self._print(sentence))
 
-    # ── the places ─────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _attempt(self, sink: str, action: Callable[[], object]) -> None:
+    def attempt(self, sink: str, action: Callable[[], object]) -> None:
+        """Do something that writes to ``sink``; if it can't be written, say so once and leave it alone from then on."""
         if sink in self._silenced:
             return
         try:
             action()
-        except OSError as error:
+        except (OSError, UserError) as error:
             self._silenced.add(sink)
-            self.say(f"could not write {sink} ({error.strerror or error}); training goes on without it")
+            if isinstance(error, OSError):
+                self.say(f"could not write {sink} ({error.strerror or error}); training goes on without it")
+            else:
+                self.say(f"{error} Training goes on without it")
+
+    # ── the places ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _open_metrics(self) -> None:
         self._metrics = self._run.metrics.open("ab")
@@ -170,14 +184,6 @@ class Tracker:
         for key, value in numbers.items():
             self._board.add_scalar(METRICS.get(key, key), value, step)
         self._board.flush()  # a killed run keeps its curves, and a full disk is noticed here
-
-    def _board_text(self, tag: str, text: str, step: int) -> None:
-        board = self._board
-        if board is not None:
-            # TensorBoard shows Markdown: an indented block keeps every character as it is
-            valid = text.encode("utf-8", "backslashreplace").decode()
-            block = "\n".join("    " + line for line in valid.split("\n"))
-            self._attempt("tensorboard", lambda: board.add_text(tag, block, step))
 
     def _print(self, line: str) -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"

@@ -33,6 +33,7 @@ class Progress:
     val_loss: float = math.nan  # of these very weights; nan where they were not validated
     best_val_loss: float = math.inf
     validations_since_best: int = 0
+    settings_since: int = 0  # the step from which the run has been trained with its present settings
 
 
 class Reporter(Protocol):
@@ -144,7 +145,8 @@ def train_step(run: Run) -> float:
     seed_torch(config.run.seed, step, world.rank, config.run.device)
     inputs_BT, targets_BT = next_batch(run.corpus.train, config, step)
     n_counted = (targets_BT != UNCOUNTED).sum()
-    forward, loss = run.forward or run.model, torch.zeros((), device=inputs_BT.device)
+    forward = run.model if run.forward is None else run.forward  # a compiled model has no truth value
+    loss = torch.zeros((), device=inputs_BT.device)
     shares = world.share(inputs_BT).chunk(passes), world.share(targets_BT).chunk(passes)
     for inputs, targets in zip(*shares, strict=True):
         with precision(config):

@@ -3,12 +3,12 @@
 import textwrap
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
 from minigpt.assembly import Parts
-from minigpt.inspection.capture import LONGEST, attention_grid, attention_maps
+from minigpt.inspection.capture import attention_grid, attention_maps
+from minigpt.inspection.film import add_frame, begin_film, frame_rows, probe_of, strongest
 from minigpt.model import GPT, TorchEngine
 from minigpt.sampling import SamplingOptions, generate
 from minigpt.tokenizer import END
@@ -61,22 +61,28 @@ def sampler(parts: Parts, tracker: Tracker) -> Observer:
     return Observer(config.train.sample_interval, look)
 
 
-def attention_watcher(parts: Parts, tracker: Tracker) -> Observer:
-    """Draws every head's attention on one text: one picture in TensorBoard."""
-    config, corpus = parts.config, parts.corpus
-    length = min(config.model.context_length, LONGEST)
-    if config.inspect.text:
-        ids = corpus.tokenizer.encode(config.inspect.text)
-    else:
-        ids = corpus.val if len(corpus.val) else corpus.train
-    tokens = torch.from_numpy(np.array(ids[:length], dtype=np.int64)).to(config.run.device)
+def attention_watcher(parts: Parts, tracker: Tracker, folder: Path, begun: int) -> Observer:
+    """Looks at every head on one text: a frame of the film in ``folder``, one picture and three heads in TensorBoard.
+
+    ``begun`` is the step at which training goes on; later frames are cut.
+    """
+    config, tokenizer = parts.config, parts.corpus.tokenizer
+    probe = probe_of(config, parts.corpus)
+    tokens = torch.from_numpy(probe.tokens).to(config.run.device)
+    if probe.note:
+        tracker.say(probe.note)
+    tracker.attempt("attention", lambda: begin_film(folder, probe.to_dict(tokenizer), begun))
 
     def look(step: int, model: nn.Module) -> None:
         try:
             maps = attention_maps(model, tokens)
         except ArithmeticError as error:  # a picture is no reason to end a training
             tracker.say(f"no picture of attention at step {step}: {error}")
-        else:
-            tracker.image("attention", attention_grid(maps), step)
+            return
+        rows = frame_rows(step, maps, probe)
+        tracker.attempt("attention", lambda: add_frame(folder, step, maps, rows))
+        tracker.image("attention", attention_grid(maps), step)
+        if table := strongest(rows):
+            tracker.note("attention", table, step)
 
     return Observer(config.inspect.interval, look)

@@ -11,6 +11,11 @@ from minigpt.errors import UserError
 COMMANDS: dict[str, str] = {
     "examples": "worked examples by every implementation, step by step",
     "scaling": "why scores are divided by the square root of d",
+    "heads": "every head against fixed patterns, and against chance",
+    "replace": "force heads to a reference: closeness beside use",
+    "ablate": "take heads out, one by one, in pairs, or all but some",
+    "links": "what heads move along known links, and whether it matters",
+    "sentences": "sentences side by side, word by word",
 }
 
 

@@ -194,6 +194,9 @@ class Counting(nn.Module):
         super().__init__()
         self._orig_mod, self.calls = model, 0
 
+    def __len__(self) -> int:
+        raise TypeError("GPT does not support len(), as torch's compiled models answer")
+
     def forward(self, tokens: Tensor) -> Tensor:
         self.calls += 1
         return self._orig_mod(tokens)

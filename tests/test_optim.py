@@ -1,5 +1,7 @@
 """Schedules at their corners, Muon's orthogonal updates, and state that comes back exact."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -128,6 +130,51 @@ def test_muon_takes_block_matrices_alone() -> None:
     optimizers.set_rate(0.5)
     assert optimizers.rate == 0.01
     assert adam.param_groups[0]["lr"] == 0.003
+
+
+def test_a_gradient_that_overflows_moves_nothing_and_halves_the_scale() -> None:
+    """Infinite in one matrix alone: neither optimizer steps, whichever of them has it."""
+    for name in ("token_embedding.weight", "blocks.0.weight"):
+        model = TwoParts()
+        optimizers = Optimizers(model, OptimConfig(), loss_scaling=True)
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        optimizers.backward(model(torch.arange(5)).square().sum())
+        dict(model.named_parameters())[name].grad.view(-1)[0] = math.inf  # type: ignore[union-attr]
+        norm = optimizers.clip(1.0)
+        assert not math.isfinite(norm) and optimizers.can_step(norm)
+        optimizers.step()
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+        assert optimizers.scale.value == 2**15
+        resumed = Optimizers(TwoParts(), OptimConfig(), loss_scaling=True)
+        resumed.load_state(optimizers.state())
+        assert resumed.scale.value == 2**15
+    for _ in range(15):
+        optimizers.scale.adapt(overflowed=True)
+    assert not optimizers.can_step(math.inf), "at a scale of 1 it is no matter of scale"
+
+
+def test_the_scale_changes_no_update() -> None:
+    """A power of two, taken out of the gradients again; doubled after 2,000 updates without overflow."""
+    models = TwoParts(), TwoParts()
+    models[1].load_state_dict(models[0].state_dict())
+    both = [Optimizers(model, OptimConfig(), loss_scaling=scaled) for model, scaled in zip(models, (False, True), strict=True)]
+    for model, optimizers in zip(models, both, strict=True):
+        steps(model, optimizers, 3)
+    for key, value in models[0].state_dict().items():
+        assert torch.equal(value, models[1].state_dict()[key])
+    for _ in range(2000 - 3):
+        both[1].scale.adapt(overflowed=False)
+    assert [optimizers.scale.value for optimizers in both] == [1, 2**17]
+
+
+def test_a_parameter_without_a_gradient_is_left_as_it_is() -> None:
+    model = TwoParts()
+    block = model.blocks[0].requires_grad_(False)
+    assert isinstance(block, nn.Linear)
+    frozen = block.weight.clone()
+    optimizers = Optimizers(model, OptimConfig(name="adamw", lr=0.1, weight_decay=0.0))
+    steps(model, optimizers, 2)
+    assert torch.equal(block.weight, frozen)
 
 
 def test_clip_tells_the_norm_it_found() -> None:

@@ -134,6 +134,51 @@ def test_a_damaged_checkpoint_is_passed_over(tiny: Tables, capfd: pytest.Capture
     assert_same_bits(whole.path, run.path)
 
 
+def test_settings_of_a_resumption_hold_though_it_was_stopped_at_once(
+    tiny: Tables, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """More steps are asked for, and Ctrl-C comes before the first of them: the next resumption knows of it."""
+    run = begun(tiny, train={"max_steps": 6, "eval_interval": 3})
+    assert resume(run.path, {"train": {"max_steps": "9"}, "optim": {"lr": "0.01"}}, stop=after(0)).progress.step == 6
+    capfd.readouterr()
+    again = resume(run.path, {})
+    assert again.progress.step == 9 and again.config.optim.lr == 0.01
+    assert "max_steps" not in capfd.readouterr().err.split("goes on")[1], "nothing new is asked for"
+    (run.path / "config.toml").write_text("nonsense", encoding="utf-8")
+    assert resume(run.path, {"train": {"max_steps": "10"}}).progress.step == 10, "the checkpoint knows it too"
+
+
+def test_a_configuration_edited_in_what_a_run_keeps_is_refused(tiny: Tables) -> None:
+    run = begun(tiny, stop=after(2))
+    file = run.path / "config.toml"
+    file.write_text(file.read_text(encoding="utf-8").replace("n_layer = 1", "n_layer = 2"), encoding="utf-8")
+    assert told(resume, run.path, {}) == f"{file}: model.n_layer = 2, but the checkpoint has 1; a run keeps this"
+
+
+def test_a_changed_optimizer_is_told(tiny: Tables, capfd: pytest.CaptureFixture[str]) -> None:
+    run = begun(tiny, stop=after(2))
+    resume(run.path, {"optim": {"name": "adamw"}})
+    said = capfd.readouterr().err
+    assert "optim.name: muon -> adamw" in said and "begin with an empty optimizer state" in said
+    assert "optim.lr = 0.02 is high for adamw" in said
+
+
+def test_a_checkpoint_that_fits_nothing_is_damaged(tiny: Tables) -> None:
+    """Its checksum is right: it was made so."""
+    run = begun(tiny, stop=after(2))
+    saved = find_checkpoint(run.path, "last")
+    arrays = {f"{kind}.{n}": a for kind in ("model", "optimizer") for n, a in saved.tensors(kind).items()}
+    header = {key: value for key, value in saved.metadata.items() if key != "checksum"}
+    save_checkpoint(saved.path, arrays, {k: v for k, v in header.items() if k != "tokens_seen"})
+    assert "its header lacks tokens_seen" in told(resume, run.path, {})
+    name = "model.blocks.0.attn.query_linear.weight"
+    save_checkpoint(saved.path, arrays | {name: arrays[name][:, :-1]}, header)
+    assert "its tensors are not those of its configuration" in told(resume, run.path, {})
+    del arrays[name]
+    save_checkpoint(saved.path, arrays, header)
+    assert "its tensors are not those of its configuration" in told(resume, run.path, {})
+
+
 # ── weights of another run ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -168,10 +213,18 @@ def test_weights_and_tokenizer_may_come_from_another_run(tiny: Tables, tmp_path:
 
 
 def test_training_anew_gives_the_saved_bits(tiny: Tables) -> None:
-    run = begun(tiny, model={"dropout": 0.1}, train={"max_steps": 9, "eval_interval": 3})
+    run = begun(tiny, model={"dropout": 0.1}, train={"max_steps": 9, "eval_interval": 3, "keep_last": 0})
     assert verify(run.path, 6) == (3, [])
     assert "no checkpoint of step 5; there are steps 0, 3, 6, 9" in told(verify, run.path, 5)
     assert "no checkpoint before step 0" in told(verify, run.path, 0)
+
+    longer = resume(run.path, {"train": {"max_steps": "15", "eval_interval": "3"}})
+    assert verify(longer.path, 12) == (9, []), "the settings of step 9 on"
+    for step in (9, 12):
+        (run.path / "checkpoints" / f"step-{step:08}.safetensors").unlink()
+    assert told(verify, run.path, 15).startswith(
+        f"{run.path}: the settings changed at step 9, and the last checkpoint before step 15 is of step 6"
+    )
 
     saved = find_checkpoint(run.path, "6")
     arrays = {f"{kind}.{n}": a for kind in ("model", "optimizer") for n, a in saved.tensors(kind).items()}

@@ -342,6 +342,9 @@ def test_arithmetic(device, bf16, auto, bfloat16, float16):
 def test_threads():
     assert choose_threads(3) == 3
     assert 1 <= choose_threads(0) <= (os.cpu_count() or 1)
+    assert choose_threads(0, processes=10**6) == 1
+    with pytest.raises(UserError, match=r"run\.threads = 100000: this machine has \d+ cores; choose at most"):
+        choose_threads(100_000)
 
 
 def test_parts_of_a_folder(config):

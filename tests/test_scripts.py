@@ -23,7 +23,7 @@ from minigpt.tokenizer import tokenizer_from_dict
 def test_training_leaves_its_files_and_tells_what_comes_next(trained: Trained) -> None:
     path = trained.path
     names = {entry.name for entry in path.iterdir() if entry.name != ".lock"}
-    assert names == {"config.toml", "metrics.jsonl", "samples", "checkpoints", "tensorboard"}
+    assert names == {"config.toml", "metrics.jsonl", "samples", "checkpoints", "tensorboard", "attention"}
     steps = [int(file.stem.removeprefix("step-")) for file in sorted((path / "checkpoints").iterdir())]
     assert steps[0] == 0 and steps[-3:] == [20, 30, 40]
     assert [row["step"] for row in rows(path)] == list(range(1, 41))

@@ -17,7 +17,6 @@ from minigpt.attention import CausalSelfAttention, attention, causal_mask
 from minigpt.errors import UserError
 
 TOLERANCE = 1e-5  # of the largest number in the layer's output
-LONGEST = 256  # tokens of a text whose maps are drawn
 
 # From "moves nothing" to "moves all", one hue, light to dark.
 LIGHT, DARK = np.array([247, 251, 255]), np.array([8, 48, 107])

@@ -42,14 +42,14 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--which", default="best", metavar="best|last|STEP", help="checkpoint (default: best)")
 
 
-def add_text_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the model reads."""
+def add_text_arguments(parser: argparse.ArgumentParser, *, sequences: int = SEQUENCES) -> None:
+    """What the model reads; ``sequences`` is how many windows unless asked otherwise."""
     text = parser.add_mutually_exclusive_group()
     text.add_argument("--text", metavar="TEXT", help="one text to read")
     text.add_argument("--file", type=Path, metavar="PATH", help="read windows of this file")
     text.add_argument("--source", default="val", choices=["val", "test"], help="part of the run's text (default: val)")
     parser.add_argument(
-        "--sequences", type=int, default=SEQUENCES, metavar="N", help=f"windows to read (default: {SEQUENCES})"
+        "--sequences", type=int, default=sequences, metavar="N", help=f"windows to read (default: {sequences})"
     )
     parser.add_argument(
         "--length", type=int, default=0, metavar="T", help=f"tokens a window (default: the context, {LONGEST} at most)"

@@ -4,6 +4,13 @@ The ways are plain NumPy, PyTorch in the open, its fused kernel, the hand-writte
 kernel that trains on a CPU, and decoding token by token behind a cache. A number
 x is met if |got - x| <= 1e-6 + 1e-6 |x| in float64; for float32 put 1e-5. The
 exit code is 1 if any is missed.
+
+With --impl your own code is judged by them, and a mistake is told by its name:
+a function of query, key, value and mask, or a class made as (d_model, num_heads)
+with forward(query, key, value, mask=None) and its projections in query_linear,
+key_linear, value_linear and output_linear (or elsewhere: --names). Inputs come
+from torch or NumPy, with a batch axis or none; masks as truth values or 1 and 0
+(True = may look), or as 0 and -inf to be added: whichever the code understands.
 """
 
 import argparse
@@ -13,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minigpt.errors import UserError
 from minigpt.inspection.agreement import TOLERANCE, Agreement, FirstWrong, compare
 from minigpt.inspection.cases import Case
 from minigpt.inspection.examples import Examples, load_examples
@@ -41,10 +49,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--examples", type=Path, metavar="FILE", help="your own, a JSON file like examples.json")
     parser.add_argument("--steps", action="store_true", help="print every step as a table to follow with a pencil")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    own = parser.add_argument_group("your own code")
+    own.add_argument("--impl", metavar="FILE:NAME", help="a function or class, such as student.py:attention")
+    own.add_argument(
+        "--names",
+        dest="attributes",
+        default="",
+        metavar="ROLE=NAME,...",
+        help="where a class keeps its projections: query=W_q,key=W_k,value=W_v,output=W_o, or qkv=packed,output=out",
+    )
+    own.add_argument(
+        "--time-limit", type=float, default=30, metavar="SECONDS", help="for all of your code (default: 30)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Compute, print, and say by the exit code whether all holds."""
+    if options.impl:
+        return _judge_own(options)
     examples = load_examples(options.examples)
     results = {case: results_of(case) for case in examples.cases(options.names)}
     if options.json:
@@ -56,6 +78,23 @@ def run(options: argparse.Namespace) -> int:
         for row in () if options.names else examples.reference_rows:
             print(f"{row.name}: a printed row, to be compared with a model's, not computed")
     return 0 if all(result.holds for of_case in results.values() for result in of_case) else 1
+
+
+def _judge_own(options: argparse.Namespace) -> int:
+    """Run the student's code and tell what is wrong with it, if anything is."""
+    from minigpt.inspection import student
+    from minigpt.inspection.student_report import as_object, as_text
+
+    if options.names or options.steps:
+        raise UserError("--impl goes with neither names of examples nor --steps: it is judged by all examples")
+    verdict = student.check(
+        student.parse_implementation(options.impl),
+        examples=options.examples,
+        names=student.parse_names(options.attributes),
+        time_limit=options.time_limit,
+    )
+    print(json.dumps(as_object(verdict, options.impl)) if options.json else as_text(verdict, options.impl))
+    return 0 if verdict.correct else 1
 
 
 @dataclass(frozen=True, eq=False)

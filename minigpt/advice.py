@@ -1,0 +1,98 @@
+"""One sentence of advice at the moment it helps: before training, from its numbers; in training, from its losses."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from minigpt.config import Config
+from minigpt.corpus import Corpus
+from minigpt.tokenizer import END
+from minigpt.training import Reporter
+
+MANY_EPOCHS = 100
+HIGH_ADAMW_RATE = 0.01
+RISING_VALIDATIONS = 3  # without a better one in between
+RISEN = 1.05  # times the lowest validation loss: more than noise
+MEMORY = 0.95  # of the smoothed training loss, which then spans about 20 rows
+DIVERGED = 1.3  # times the lowest smoothed training loss
+
+
+def before_training(config: Config, corpus: Corpus) -> Iterator[str]:
+    """What is out of proportion in the training asked for."""
+    tokens, context = len(corpus.train), config.model.context_length
+    step_tokens = config.train.batch_size * context
+    epochs = config.train.max_steps * step_tokens / max(1, tokens)
+    if epochs > MANY_EPOCHS:
+        fewer = max(1, math.ceil(MANY_EPOCHS / 4 * tokens / step_tokens))
+        yield (
+            f"the text is small: {config.train.max_steps} steps read it {epochs:.0f} times and will learn it by heart; "
+            f"more text, --train.max-steps {fewer}, or --model.dropout 0.2 and --train.early-stop 3"
+        )
+    if config.optim.name == "adamw" and config.optim.lr > HIGH_ADAMW_RATE:
+        yield f"optim.lr = {config.optim.lr:g} is high for adamw, which has one rate for all: 0.001 to 0.003 is usual"
+    documents = int(np.count_nonzero(corpus.train == END)) - 1  # one more END closes a part of several
+    if documents > 1 and context > 4 * tokens / documents:
+        mean = tokens / documents
+        shorter = 2 ** math.ceil(math.log2(2 * mean))
+        yield (
+            f"documents have {mean:.0f} tokens on average, far fewer than model.context_length = {context}: "
+            f"--model.context-length {max(8, shorter)} trains faster and loses little"
+        )
+
+
+class Adviser:
+    """A reporter that passes all on to another, and has it say what the losses mean for the one who watches."""
+
+    def __init__(self, reporter: Reporter, config: Config) -> None:
+        self._reporter, self._config = reporter, config
+        self._said: set[str] = set()
+        self._best, self._best_step, self._since_best = math.inf, 0, 0
+        self._smooth = self._lowest = math.nan
+
+    def advance(self, step: int) -> None:
+        """So many steps are done."""
+        self._reporter.advance(step)
+
+    def say(self, sentence: str) -> None:
+        """One line for the person who watches."""
+        self._reporter.say(sentence)
+
+    def log(self, step: int, **numbers: float) -> None:
+        """One row of numbers, and what it means if that is new."""
+        self._reporter.log(step, **numbers)
+        if "val_loss" in numbers:
+            self._validated(step, numbers["val_loss"])
+        if math.isfinite(numbers.get("train_loss", math.nan)):
+            self._trained(step, numbers["train_loss"])
+
+    def _validated(self, step: int, loss: float) -> None:
+        if loss < self._best:
+            self._best, self._best_step, self._since_best = loss, step, 0
+            return
+        self._since_best += 1
+        if self._since_best >= RISING_VALIDATIONS and loss > RISEN * self._best:
+            more_dropout = max(0.2, min(0.5, self._config.model.dropout + 0.1))
+            self._once(
+                "rising",
+                f"validation loss rises since step {self._best_step} ({self._best:.3f} -> {loss:.3f}): what is learned "
+                "from here on holds for this text alone. The best checkpoint is kept; more text or --model.dropout "
+                f"{more_dropout:.1f} helps, --train.early-stop 3 would end here",
+            )
+
+    def _trained(self, step: int, loss: float) -> None:
+        if math.isnan(self._smooth):
+            self._smooth = self._lowest = loss
+        self._smooth = MEMORY * self._smooth + (1 - MEMORY) * loss
+        self._lowest = min(self._lowest, self._smooth)
+        if self._smooth > DIVERGED * self._lowest:
+            self._once(
+                "diverging",
+                f"training loss has risen from {self._lowest:.3f} to {self._smooth:.3f} at step {step}: the learning "
+                f"rate may be too high; try --optim.lr {self._config.optim.lr / 3:.2g}",
+            )
+
+    def _once(self, kind: str, sentence: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self._reporter.say(sentence)

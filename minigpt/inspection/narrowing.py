@@ -1,0 +1,76 @@
+"""Where numbers that fit no known mistake first go wrong, as far as outputs let it be inferred."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from minigpt.inspection.mistakes import MASK, SCALING, SCORES, SOFTMAX, SUM
+from minigpt.inspection.steps import Array, Inputs, expected_weights
+from minigpt.inspection.student_calls import Answer
+from minigpt.inspection.trials import Trial
+
+UNKNOWN = "no known mistake gives these numbers"
+CLOSE = 1e-4
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The step that differs first (None: unknown), what to say, and how to mend it."""
+
+    step: str | None
+    message: str
+    mend: str = ""
+
+
+def narrow(answers: Sequence[tuple[Trial, Answer]]) -> Finding:
+    """All answers that are numbers, the wrong ones among them → the step that seems to differ first."""
+    plain = [pair for pair in answers if pair[0].inputs.mask is None and pair[0].inputs.bias is None]
+    off = [pair for pair in plain if not np.allclose(pair[1].output, pair[0].output, rtol=CLOSE, atol=CLOSE)]
+    if not off:
+        return Finding(MASK, f"{UNKNOWN}; without a mask all is right, so it is in what the mask does")
+    for trial, answer in off:
+        right = expected_weights(trial.inputs)
+        weights = answer.weights if answer.weights is not None and answer.weights.shape == right.shape else None
+        if weights is None and not trial.inputs.projections:
+            weights = _recovered(trial.inputs, answer.output)
+            if weights is None and _value_is_wide(trial.inputs):
+                return Finding(SUM, f"{UNKNOWN}; the output is no mix of the rows of V")
+        if weights is not None:
+            return _of_weights(weights, right)
+    return Finding(None, UNKNOWN)
+
+
+def _value_is_wide(inputs: Inputs) -> bool:
+    """Whether V has independent rows, so that an output tells its weights."""
+    value = inputs.value
+    return value.shape[-1] >= value.shape[-2] and int(np.linalg.matrix_rank(value).min()) == value.shape[-2]
+
+
+def _recovered(inputs: Inputs, output: Array) -> Array | None:
+    """The weights W of an output W V; None if there are none or many."""
+    if not _value_is_wide(inputs) or not np.isfinite(output).all():
+        return None
+    weights = output @ np.linalg.pinv(inputs.value)
+    size = max(1.0, float(np.abs(output).max()))
+    return weights if np.allclose(weights @ inputs.value, output, atol=CLOSE * size) else None
+
+
+def _of_weights(weights: Array, right: Array) -> Finding:
+    if np.allclose(weights, right, atol=CLOSE):
+        return Finding(SUM, f"{UNKNOWN}; the weights are right, so it is in what comes after them")
+    if not np.allclose(weights.sum(axis=-1), 1, atol=CLOSE) or weights.min() < -CLOSE:
+        return Finding(SOFTMAX, f"{UNKNOWN}; rows of the weights do not add up to 1")
+    floor = 1e-6
+    if weights.min() > floor and right.min() > floor:
+        got, scores = _centred_logs(weights), _centred_logs(right)
+        factor = float((got * scores).sum() / (scores**2).sum()) if np.any(scores) else 1.0
+        if np.allclose(got, factor * scores, atol=1e-2):
+            return Finding(SCALING, f"{UNKNOWN}; the scaled scores are {factor:.4g} times what they must be")
+    return Finding(SCORES, f"{UNKNOWN}; the weights add up to 1 but belong to other scores")
+
+
+def _centred_logs(weights: Array) -> Array:
+    """Scores up to a constant a row, from their softmax."""
+    logs = np.log(weights)
+    return logs - logs.mean(axis=-1, keepdims=True)
