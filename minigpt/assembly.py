@@ -95,7 +95,9 @@ def restored(checkpoint: Checkpoint, config: Config, world: World = ALONE) -> Pa
         optimizers.load_state(torch_tensors(checkpoint.tensors("optimizer")))
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{checkpoint.path}: damaged, its optimizer's state does not fit its model ({reason})") from None
+        raise UserError(
+            f"{checkpoint.path}: damaged, its optimizer's state does not fit its model ({reason})"
+        ) from None
     return Parts(config, corpus, model, optimizers, world)
 
 

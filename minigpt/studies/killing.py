@@ -35,7 +35,7 @@ PATIENCE = 600.0  # seconds for one training process
 
 @dataclass(frozen=True)
 class Kill:
-    """One killed process: how, after how long, what it had saved, and what differs in the end (nothing, it is hoped)."""
+    """One killed process: how, after how long, what it had saved, and what differs in the end (nothing, one hopes)."""
 
     kind: str
     seconds: float
@@ -127,7 +127,9 @@ class Whole:
     def differences(self, run: Path) -> list[str]:
         """What is not the same in another run: files, arrays, headers, logged rows."""
         found = []
-        (ours, _), (theirs, complaints) = (list_checkpoints(path / "checkpoints", verify=True) for path in (self.path, run))
+        (ours, _), (theirs, complaints) = (
+            list_checkpoints(path / "checkpoints", verify=True) for path in (self.path, run)
+        )
         if [c.step for c in ours] != [c.step for c in theirs] or complaints:
             found.append(f"checkpoints of steps {[c.step for c in theirs]} {' '.join(complaints)}")
         for one, other in zip(ours, theirs, strict=False):

@@ -9,8 +9,6 @@ Exit code 1 if something did not hold.
 """
 
 import argparse
-import sys
-from pathlib import Path
 
 from minigpt.cli import parse_options, run_script
 
