@@ -226,7 +226,7 @@ def last_settings(path: Path, saved: Config) -> Config:
     """
     file = path / "config.toml"
     try:
-        told = validate(read_toml(file))
+        told = validate(merge(saved.model_dump(), read_toml(file)))  # a file that was cut leaves the rest as it was
     except UserError:
         return saved
     refused = [

