@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from minigpt.inspection.subject import add_run_arguments, add_text_arguments, load_subject, sequences
 
 if TYPE_CHECKING:
-    from minigpt.inspection.capture import Head
     from minigpt.inspection.compare import Closeness
+    from minigpt.inspection.heads import Head
     from minigpt.inspection.intervene import Interval
 
     Effects = Mapping[tuple[Head, str], Interval]  # by head and reference's name
