@@ -69,7 +69,7 @@ def open_corpus(data: DataConfig, *, context_length: int, seed: int, tokenizer: 
         return split_source(source, data, seed=seed, least=least)
 
     text_key = _digest(FORMAT, source.identity, data.val_fraction, data.test_fraction, seed)
-    notes: list[str] = []
+    notes = [*source.notes]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if tokenizer is None:

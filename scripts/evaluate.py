@@ -23,13 +23,15 @@ from minigpt.corpus import open_corpus
 from minigpt.errors import UserError
 from minigpt.normal_form import from_checkpoint
 from minigpt.plain import PlainEngine
+from minigpt.reading import encoding_name, normalise_newlines, whole_text
 from minigpt.scoring import TokenScores, score
-from minigpt.sources import normalise_newlines, read_text, takes_any_bytes
 from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
 
 
 def main() -> int:
     options = parse_options(make_parser())
+    if options.encoding and not options.file:
+        raise UserError(f"--encoding {options.encoding} is that of --file: give both")
     if options.verify is not None:
         return verify(options)
     checkpoint = find_checkpoint(options.run, options.which)
@@ -98,13 +100,14 @@ def text_to_score(options: argparse.Namespace, checkpoint: Checkpoint, tokenizer
         return "--text", tokenizer.encode(normalise_newlines(unescape(options.text)))
     data = checkpoint.config.data
     if options.file:
-        any_bytes = takes_any_bytes(data) and not options.encoding
-        text = read_text(options.file, options.encoding or data.encoding, any_bytes=any_bytes)
-        return str(options.file), tokenizer.encode("".join(text))
+        if options.encoding:
+            encoding_name(options.encoding, "--encoding")
+            data = data.model_copy(update={"encoding": options.encoding})
+        return str(options.file), tokenizer.encode(whole_text(options.file, data, say))
     context, seed = checkpoint.config.model.context_length, checkpoint.config.run.seed
     corpus = open_corpus(data, context_length=context, seed=seed, tokenizer=tokenizer)
     if corpus.fingerprint != checkpoint.metadata.get("corpus", corpus.fingerprint):
-        print(f"{data.source}: the text has changed since the run began", file=sys.stderr)
+        say(f"{data.source}: the text has changed since the run began")
     if options.source == "test":
         if not len(corpus.test):
             raise UserError("--source test: the run held no test part back (data.test_fraction = 0)")
@@ -132,7 +135,7 @@ def verify(options: argparse.Namespace) -> int:
     """Say whether training from the checkpoint before a step ends in the same bits; exit code 1 if not."""
     from minigpt.launch import verify as replay
 
-    begin, different = replay(options.run, options.verify, lambda sentence: print(sentence, file=sys.stderr))
+    begin, different = replay(options.run, options.verify, say)
     if options.json:
         print(json.dumps({"from": begin, "to": options.verify, "equal": not different, "different": different}))
     elif different:
@@ -140,6 +143,10 @@ def verify(options: argparse.Namespace) -> int:
     else:
         print(f"steps {begin} to {options.verify}: trained anew, every bit of weights and optimizer is the same")
     return 1 if different else 0
+
+
+def say(sentence: str) -> None:
+    print(sentence, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from pathlib import Path
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.cli import parse_options, run_script, unescape
 from minigpt.errors import UserError
+from minigpt.reading import normalise_newlines
 from minigpt.sampling import Engine, SamplingOptions, generate, until_stop
-from minigpt.sources import normalise_newlines
 from minigpt.tokenizer import END, StreamDecoder, Tokenizer, tokenizer_from_dict
 
 

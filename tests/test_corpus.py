@@ -73,8 +73,9 @@ def test_marks_and_line_ends_change_nothing(tmp_path: Path, tokenizer: str) -> N
 @pytest.mark.parametrize("encoding", ["cp1252", "gb18030", "utf-16"])
 def test_other_encodings_by_option(tmp_path: Path, tokenizer: str, encoding: str) -> None:
     text = ("it’s " if encoding == "cp1252" else "小猫等车 ") * 60
-    with pytest.raises(UserError, match=r"a\.txt: byte \d+ .*--data\.encoding"):
-        open_text(tmp_path, text.encode(encoding), tokenizer=tokenizer)
+    if tokenizer != "byte":  # which takes any file as it is
+        with pytest.raises(UserError, match=r"a\.txt: byte \d+ .*--data\.encoding"):
+            open_text(tmp_path, text.encode(encoding), tokenizer=tokenizer)
     corpus = open_text(tmp_path, text.encode(encoding), tokenizer=tokenizer, encoding=encoding)
     assert corpus.tokenizer.decode([*corpus.train.tolist(), *corpus.val.tolist()]) == text
 
@@ -254,6 +255,12 @@ def test_validation_without_two_tokens_is_off_and_said(tmp_path: Path) -> None:
     assert list(evaluation_batches(corpus.val, 8, 8)) == []
     unasked = open_text(tmp_path, ENGLISH[:60], tokenizer="char", val_fraction=0.0, context_length=8)
     assert len(unasked.val) == 0 and unasked.notes == ()
+
+
+def test_a_file_taken_byte_by_byte_is_said_on_every_start(tmp_path: Path) -> None:
+    for _start in range(2):
+        corpus = open_text(tmp_path, "it’s ".encode("cp1252") * 60, tokenizer="byte", encoding="UTF8")
+        assert corpus.notes == (f"{tmp_path / 'a.txt'} is not UTF-8: its bytes are taken as they are",)
 
 
 def test_a_vocabulary_smaller_than_asked_is_said(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ MISTAKES: list[tuple[tuple[object, ...], str]] = [
     (own("good.txt", "--run.name", "a/b"), "run.name = a/b: must be a folder name that every system allows, as a_b"),
     (own("good.txt", "--run.dir", "good.txt"), "can't make the run's folder"),
     (own("good.txt", "--data.tokenizer", "chars"), "chars"),
+    (own("good.txt", "--data.encoding", "undefined"), "data.encoding = undefined: not a text encoding that Python"),
     ((GENERATE, "nowhere"), "nowhere: no such run folder or checkpoint file; runs here: damaged"),
     ((GENERATE, "no_text"), "no_text: not a run folder (it has no checkpoints); no_text holds no runs"),
     ((GENERATE, "good.txt"), "good.txt: damaged or not a checkpoint"),
@@ -128,6 +129,10 @@ def test_mistakes_in_sampling(trained: Trained, script: Script, words: tuple[str
         (("--verify", "5"), "no checkpoint of step 5; there are steps 0, "),
         (("--verify", "0"), "no checkpoint before step 0 to begin at"),
         (("--source", "train"), "argument --source: invalid choice: 'train'"),
+        (("--file", __file__, "--encoding", "ebcdic"), "--encoding = ebcdic: not a text encoding that Python knows"),
+        (("--file", __file__, "--encoding", "base64"), "--encoding = base64: not a text encoding"),
+        (("--file", __file__, "--encoding", "undefined"), "--encoding = undefined: not a text encoding"),
+        (("--text", "a cat", "--encoding", "cp1252"), "--encoding cp1252 is that of --file: give both"),
     ],
 )
 def test_mistakes_in_scoring(trained: Trained, script: Script, words: tuple[str, str], sentence: str) -> None:

@@ -13,7 +13,7 @@ from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.cli import unescape
 from minigpt.corpus import open_corpus
 from minigpt.errors import UserError
-from minigpt.sources import normalise_newlines, read_text, takes_any_bytes
+from minigpt.reading import normalise_newlines, whole_text
 from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def sequences(subject: Subject, options: argparse.Namespace) -> NDArray[np.int64
         raise UserError(f"{name}: {len(tokens)} tokens; at least 2 are needed")
     if options.text is not None:
         if len(tokens) > length:
-            print(f"the text has {len(tokens)} tokens: only the first {length} are read", file=sys.stderr)
+            say(f"the text has {len(tokens)} tokens: only the first {length} are read")
         return tokens[None, :length].astype(np.int64)
     length = min(length, len(tokens))
     count = min(options.sequences, len(tokens) // length)
@@ -92,13 +92,17 @@ def sequences(subject: Subject, options: argparse.Namespace) -> NDArray[np.int64
     return tokens[starts[:, None] + np.arange(length)].astype(np.int64)
 
 
+def say(sentence: str) -> None:
+    """Tell on stderr."""
+    print(sentence, file=sys.stderr)
+
+
 def _tokens(subject: Subject, options: argparse.Namespace) -> tuple[NDArray[Any], str]:
     data = subject.checkpoint.config.data
     if options.text is not None:
         return subject.tokenizer.encode(normalise_newlines(unescape(options.text))), "--text"
     if options.file:
-        text = "".join(read_text(options.file, data.encoding, any_bytes=takes_any_bytes(data)))
-        return subject.tokenizer.encode(text), str(options.file)
+        return subject.tokenizer.encode(whole_text(options.file, data, say)), str(options.file)
     corpus = open_corpus(
         data,
         context_length=subject.context_length,
