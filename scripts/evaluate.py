@@ -19,13 +19,14 @@ import numpy as np
 
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.cli import parse_options, run_script, unescape
-from minigpt.corpus import open_corpus
+from minigpt.corpus import held_back, open_corpus
 from minigpt.errors import UserError
 from minigpt.normal_form import from_checkpoint
 from minigpt.plain import PlainEngine
 from minigpt.reading import encoding_name, normalise_newlines, whole_text
 from minigpt.scoring import TokenScores, score
 from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
+from minigpt.unseen import encoded
 
 
 def main() -> int:
@@ -97,24 +98,22 @@ def make_parser() -> argparse.ArgumentParser:
 def text_to_score(options: argparse.Namespace, checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[str, np.ndarray]:
     """A name and the tokens (N,) of what is to be scored."""
     if options.text is not None:
-        return "--text", tokenizer.encode(normalise_newlines(unescape(options.text)))
+        return "--text", encoded(tokenizer, normalise_newlines(unescape(options.text)), say)
     data = checkpoint.config.data
     if options.file:
         if options.encoding:
             encoding_name(options.encoding, "--encoding")
             data = data.model_copy(update={"encoding": options.encoding})
-        return str(options.file), tokenizer.encode(whole_text(options.file, data, say))
+        return str(options.file), encoded(tokenizer, whole_text(options.file, data, say), say)
     context, seed = checkpoint.config.model.context_length, checkpoint.config.run.seed
     corpus = open_corpus(data, context_length=context, seed=seed, tokenizer=tokenizer)
-    if corpus.fingerprint != checkpoint.metadata.get("corpus", corpus.fingerprint):
+    part = held_back(corpus, data, options.source)
+    for note in corpus.notes:
+        say(note)
+    own = tokenizer.to_dict() == checkpoint.tokenizer  # else, with --unseen, no fingerprint tells
+    if own and corpus.fingerprint != checkpoint.metadata.get("corpus", corpus.fingerprint):
         say(f"{data.source}: the text has changed since the run began")
-    if options.source == "test":
-        if not len(corpus.test):
-            raise UserError("--source test: the run held no test part back (data.test_fraction = 0)")
-        return f"{data.source} (test)", corpus.test
-    if not len(corpus.val):
-        raise UserError("--source val: the run held no validation part back (data.val_fraction = 0)")
-    return f"{data.source} (validation)", corpus.val
+    return f"{data.source} ({'test' if options.source == 'test' else 'validation'})", part
 
 
 def token_rows(predicted: np.ndarray, scores: TokenScores, tokenizer: Tokenizer) -> list[dict[str, object]]:

@@ -19,8 +19,9 @@ from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.cli import parse_options, run_script, unescape
 from minigpt.errors import UserError
 from minigpt.reading import normalise_newlines
-from minigpt.sampling import Engine, SamplingOptions, generate, until_stop
-from minigpt.tokenizer import END, StreamDecoder, Tokenizer, tokenizer_from_dict
+from minigpt.sampling import Engine, SamplingOptions, StreamDecoder, generate, until_stop
+from minigpt.tokenizer import END, Tokenizer, tokenizer_from_dict
+from minigpt.unseen import encoded
 
 
 def main() -> None:
@@ -96,11 +97,11 @@ class Writer:
 
     def write(self, prompt: str, number: int = 0) -> Iterator[str]:
         """Pieces of the text that goes on from the prompt, each as soon as it is certain."""
-        prompt_ids = self.tokenizer.encode(prompt).tolist() or [END]
-        if len(prompt_ids) > self.engine.context_length:
-            say(
-                f"the prompt has {len(prompt_ids)} tokens: the model sees the last {self.engine.context_length} at most"
-            )
+        tell = say if number == 0 else lambda _sentence: None  # once for all samples
+        prompt_ids = encoded(self.tokenizer, prompt, tell).tolist() or [END]
+        seen = self.engine.context_length
+        if len(prompt_ids) > seen:
+            tell(f"the prompt has {len(prompt_ids)} tokens: the model sees the last {seen} at most")
         return until_stop(self._pieces(prompt_ids, number), self.stops)
 
     def _pieces(self, prompt_ids: list[int], number: int) -> Iterator[str]:

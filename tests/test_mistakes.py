@@ -142,11 +142,24 @@ def test_mistakes_in_scoring(trained: Trained, script: Script, words: tuple[str,
     assert answer.out == ""
 
 
-def test_parts_that_were_not_held_back_are_not_scored(tiny: Tables, script: Script) -> None:
-    run = begun(tiny, data={"val_fraction": 0.0}, train={"max_steps": 1})
-    for part, key in (("test", "test_fraction"), ("val", "val_fraction")):
+@pytest.mark.parametrize(
+    ("fraction", "reason"),
+    [
+        (0.0, "the run held no {} part back (data.{}_fraction = 0)"),
+        (0.0003, "the run's {} part is too short, it has no two tokens (data.{}_fraction = 0.0003)"),
+    ],
+)
+def test_parts_that_were_not_held_back_are_not_scored(
+    tiny: Tables, script: Script, fraction: float, reason: str
+) -> None:
+    run = begun(tiny, data={"val_fraction": fraction, "test_fraction": fraction}, train={"max_steps": 1})
+    for part, name in (("test", "test"), ("val", "validation")):
         answer = script(EVALUATE, run.path, "--source", part)
-        assert answer.code == 2 and f"data.{key} = 0" in answer.err
+        assert answer.code == 2 and f"--source {part}: {reason.format(name, part)}\n" in answer.err
+
+
+def test_another_manner_with_unseen_characters_is_no_changed_text(trained: Trained, script: Script) -> None:
+    assert script(EVALUATE, trained.path, "--unseen", "skip").err == ""
 
 
 def test_a_changed_text_is_told_when_scoring(tiny: Tables, script: Script) -> None:

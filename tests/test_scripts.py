@@ -93,6 +93,10 @@ def test_unseen_characters_can_be_skipped_or_replaced(trained: Trained, script: 
         script(GENERATE, trained.path, "--prompt", prompt, "--json", *options).json["samples"]
         for prompt, options in (("a ", ()), ("aZ ü", ("--unseen", "skip")), ("aZ", ("--unseen", "replace")))
     )
+    prompt = ("--prompt", "aZ ü", "--unseen", "skip", "--max-new-tokens", 1)
+    lost = "2 of 4 characters left out: the tokenizer has never seen them\n"
+    assert script(GENERATE, trained.path, *prompt, "--num-samples", 3).err == lost
+    assert script(EVALUATE, trained.path, "--text", "aZ ü", "--unseen", "skip").err == lost
     assert known == skipped == replaced, "what the model saw, for the replacement a space"
     scores = [
         script(EVALUATE, trained.path, "--text", text, "--json", *options).json["loss"]
