@@ -12,6 +12,7 @@ runs in NumPy. The first token of a text is not predicted.
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -44,6 +45,11 @@ def main() -> int:
     scores = score(engine, tokens)
     predicted = tokens[1:].astype(np.int64)
     result = scores.evaluation(predicted, tokenizer.byte_lengths)
+    if not math.isfinite(result.loss):
+        raise UserError(
+            f"{checkpoint.path}: the loss is not finite: this checkpoint is damaged or its training diverged; score an "
+            "earlier step (--which)"
+        )
     answer = {
         "run": str(options.run),
         "step": checkpoint.step,
@@ -69,7 +75,7 @@ def main() -> int:
         if not options.json:
             print(table(verdict))
     if options.json:
-        print(json.dumps(answer, ensure_ascii=False))
+        print(json.dumps(answer, ensure_ascii=False, allow_nan=False))
     return 0
 
 
