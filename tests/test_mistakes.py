@@ -40,11 +40,11 @@ def own(source: str, *words: str) -> tuple[object, ...]:
 
 MISTAKES: list[tuple[tuple[object, ...], str]] = [
     ((TRAIN, "--model.n-layerz", "3"), "--model.n-layerz: unknown option; did you mean --model.n-layer?"),
-    ((TRAIN, "--optim.lr", "fast"), "optim.lr = fast: must be at least 0"),
+    ((TRAIN, "--optim.lr", "fast"), "optim.lr = fast: must be a number, at least 0"),
     ((TRAIN, "--optim.lr"), "argument --optim.lr: expected one argument; see --help"),
     (
         (TRAIN, "wrong.toml"),
-        "model.dropout = 2.0: must be at least 0 and below 1\nmodel.n_layerz: unknown key; did you",
+        "model.dropout = 2.0: must be a number, at least 0 and below 1\nmodel.n_layerz: unknown key; did you",
     ),
     ((TRAIN, "broken.toml"), "broken.toml: not a valid TOML file"),
     ((TRAIN, "nowhere.toml"), "nowhere.toml: No such file or directory; give the path of a TOML file"),
