@@ -74,7 +74,7 @@ class DataConfig(Section):
 
 
 class ModelConfig(Section):
-    """The network. The defaults are the layout the fastest small-model recipes agree on."""
+    """The network. The defaults are what the fastest small-model recipes agree on."""
 
     kind: Literal["gpt"] = Field(default="gpt", description="architecture")
     n_layer: Count = Field(default=2, description="blocks")

@@ -1,13 +1,15 @@
-"""Measure how well a trained model predicts a text: loss, perplexity, bits per byte; token by token on request.
+"""Measure how well a trained model predicts a text: loss, perplexity, bits per
+byte; token by token on request.
 
-  python scripts/evaluate.py runs/bard                     the validation part of its own text
-  python scripts/evaluate.py runs/bard --source test       the part held back by data.test_fraction
+  python scripts/evaluate.py runs/bard                 its own validation part
+  python scripts/evaluate.py runs/bard --source test   (data.test_fraction)
   python scripts/evaluate.py runs/bard --file other.txt
   python scripts/evaluate.py runs/bard --text "To be" --per-token
-  python scripts/evaluate.py runs/bard --verify 200        train anew up to step 200: the same bits?
+  python scripts/evaluate.py runs/bard --verify 200    replay: the same bits?
 
-A run on the embedded stories also tells how often the words that the story determines are found. All but --verify
-runs in NumPy. The first token of a text is not predicted.
+A run on the embedded stories also tells how often the words that the story
+determines are found. All but --verify runs in NumPy. The first token of a text
+is not predicted.
 """
 
 import argparse
