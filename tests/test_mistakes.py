@@ -158,6 +158,17 @@ def test_parts_that_were_not_held_back_are_not_scored(
         assert answer.code == 2 and f"--source {part}: {reason.format(name, part)}\n" in answer.err
 
 
+def test_a_file_in_another_encoding_is_told_with_the_options_there_are(
+    trained: Trained, script: Script, tmp_path: Path
+) -> None:
+    file = tmp_path / "cp1252.txt"
+    file.write_bytes("the café".encode("cp1252"))
+    answer = script(EVALUATE, trained.path, "--file", file)
+    assert answer.code == 2 and f"{file}: byte 7 (0xe9) is not utf-8 text; name the file's encoding" in answer.err
+    assert "evaluate.py --encoding" in answer.err and "--data.tokenizer" not in answer.err
+    assert script(EVALUATE, trained.path, "--file", file, "--encoding", "cp1252").code == 0
+
+
 def test_another_manner_with_unseen_characters_is_no_changed_text(trained: Trained, script: Script) -> None:
     assert script(EVALUATE, trained.path, "--unseen", "skip").err == ""
 
