@@ -17,6 +17,7 @@ import numpy as np
 from minigpt.checkpoint import Checkpoint
 from minigpt.config import ModelConfig
 from minigpt.errors import UserError
+from minigpt.tokenizer import tokenizer_from_dict
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Float = type[np.floating[Any]]
@@ -102,8 +103,21 @@ class NormalForm:
 
 
 def from_checkpoint(checkpoint: Checkpoint) -> NormalForm:
-    """The normal form of a saved model, in float32. Raises as ``from_tensors`` does."""
-    return from_tensors(checkpoint.tensors("model"), checkpoint.config.model, np.float32)
+    """The normal form of a saved model, in float32.
+
+    Raises:
+        UserError: if the file is damaged: weights, configuration and tokenizer do not fit each other.
+    """
+    try:
+        model = from_tensors(checkpoint.tensors("model"), checkpoint.config.model, np.float32)
+        ids = tokenizer_from_dict(checkpoint.tokenizer).vocab_size
+    except UserError as error:
+        raise UserError(f"{checkpoint.path}: damaged: {error}") from None
+    if ids != model.vocab_size:
+        raise UserError(
+            f"{checkpoint.path}: damaged: its tokenizer has {ids} ids, its model {model.vocab_size}; use another one"
+        )
+    return model
 
 
 def from_tensors(tensors: Mapping[str, Array], config: ModelConfig, dtype: Float = np.float64) -> NormalForm:

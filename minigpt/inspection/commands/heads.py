@@ -105,7 +105,7 @@ class Material:
 def _of_run(options: argparse.Namespace) -> Material:
     from minigpt.inspection.nulls import FreshNetworks, kept_nulls, read_maps
 
-    subject = load_subject(options.run, options.which)
+    subject = load_subject(options.run, options.which, unseen=options.unseen)
     tokens = sequences(subject, options)
     config = subject.checkpoint.config
     fresh = FreshNetworks(config.model, subject.model.vocab_size, config.run.seed, tokens)

@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     )
     from minigpt.inspection.patterns import parse_reference
 
-    subject = load_subject(options.run, options.which)
+    subject = load_subject(options.run, options.which, unseen=options.unseen)
     heads = heads_of(subject.model, options.head or ())
     names = dict.fromkeys(options.ref or REFERENCES)  # each once
     references = [parse_reference(name, subject.tokenizer) for name in names]
