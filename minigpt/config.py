@@ -76,7 +76,7 @@ class DataConfig(Section):
 
 
 class ModelConfig(Section):
-    """The network. The defaults are the layout the fastest small-model recipes agree on."""
+    """The network. The defaults are what the fastest small-model recipes agree on."""
 
     kind: Literal["gpt"] = Field(default="gpt", description="architecture")
     n_layer: Count = Field(default=2, description="blocks")
@@ -334,8 +334,8 @@ def _requirement(field: FieldInfo) -> str:
         for name, word in words.items()
         if hasattr(rule, name)
     ]
-    kind = ["a whole number"] if annotation is int else [] if bounds else ["a number"]
-    return ", ".join([*kind, *([" and ".join(bounds)] if bounds else [])])
+    kind = "a whole number" if annotation is int else "a number"
+    return ", ".join([kind, *([" and ".join(bounds)] if bounds else [])])
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

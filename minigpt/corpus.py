@@ -28,6 +28,7 @@ from minigpt.errors import UserError
 from minigpt.sources import open_source
 from minigpt.split import TRAIN, Split, split_source
 from minigpt.tokenizer import END, Tokenizer, pieces, tokenizer_from_dict, train_tokenizer
+from minigpt.unseen import UnseenError, lost_note
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -71,7 +72,7 @@ def open_corpus(data: DataConfig, *, context_length: int, seed: int, tokenizer: 
         return split_source(source, data, seed=seed, least=least)
 
     text_key = _digest(FORMAT, source.identity, data.val_fraction, data.test_fraction, seed)
-    notes: list[str] = []
+    notes = [*source.notes]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if tokenizer is None:
@@ -83,7 +84,11 @@ def open_corpus(data: DataConfig, *, context_length: int, seed: int, tokenizer: 
                     "the text gives no more"
                 )
         fingerprint = _digest(text_key, tokenizer.to_dict())
-        train, val, test = _cached_parts(folder / f"tokens-{fingerprint}", split, tokenizer)
+        files = folder / f"tokens-{fingerprint}"
+        train, val, test = _cached_parts(files, split, tokenizer)
+        notes += [f"{source.name}: {note}" for note in _lost_notes(files, tokenizer)]
+    except UnseenError as error:
+        raise error.in_source(source.name) from None
     except OSError as error:
         raise UserError(
             f"{folder}: token files cannot be written ({error.strerror or error}); make room there or name another "
@@ -93,6 +98,21 @@ def open_corpus(data: DataConfig, *, context_length: int, seed: int, tokenizer: 
     val = _usable(val, "validation", data.val_fraction, context_length, notes)
     test = _usable(test, "the test", data.test_fraction, context_length, notes)
     return Corpus(tokenizer, train, val, test, tuple(notes), fingerprint)
+
+
+def held_back(corpus: Corpus, data: DataConfig, part: str) -> Tokens:
+    """The part ``val`` or ``test`` of a run's text.
+
+    Raises:
+        UserError: if there is nothing in it, saying why.
+    """
+    tokens, fraction = (corpus.val, data.val_fraction) if part == "val" else (corpus.test, data.test_fraction)
+    if len(tokens):
+        return tokens
+    name, key = ("validation" if part == "val" else "test"), f"data.{part}_fraction = {fraction:g}"
+    if fraction:
+        raise UserError(f"--source {part}: the run's {name} part is too short, it has no two tokens ({key})")
+    raise UserError(f"--source {part}: the run held no {name} part back ({key})")
 
 
 def cache_folder(cache_dir: str) -> Path:
@@ -241,7 +261,7 @@ def _cached_parts(folder: Path, split: Callable[[], Split], tokenizer: Tokenizer
 def _write_parts(folder: Path, split: Split, tokenizer: Tokenizer, kind: str) -> None:
     folder.mkdir()
     end = np.array([END], dtype=kind).tobytes()
-    checksums = [0, 0, 0]
+    checksums, lost, characters = [0, 0, 0], 0, 0
     files = [(folder / f"{part}.bin").open("wb") for part in PARTS]
 
     def write(part: int, ids: bytes) -> None:
@@ -253,6 +273,7 @@ def _write_parts(folder: Path, split: Split, tokenizer: Tokenizer, kind: str) ->
             if split.cuts is None or part == TRAIN:
                 write(part, end)
             for piece in pieces(text):
+                lost, characters = lost + tokenizer.count_unseen(piece), characters + len(piece)
                 write(part, tokenizer.encode(piece).astype(kind).tobytes())
         if split.cuts is None:
             for part in np.unique(split.part_of[split.part_of >= TRAIN]).tolist():
@@ -260,7 +281,7 @@ def _write_parts(folder: Path, split: Split, tokenizer: Tokenizer, kind: str) ->
     finally:
         for file in files:
             file.close()
-    description = {"type": kind, "checksums": checksums}
+    description = {"type": kind, "checksums": checksums, "lost": [lost, characters]}
     (folder / "tokens.json").write_text(json.dumps(description), encoding="utf-8")
 
 
@@ -281,6 +302,14 @@ def _read_parts(folder: Path, kind: str) -> list[Tokens] | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return parts
+
+
+def _lost_notes(folder: Path, tokenizer: Tokenizer) -> list[str]:
+    """What is to be said of characters that the files of a folder lack."""
+    with suppress(OSError, ValueError, TypeError):
+        lost, characters = json.loads((folder / "tokens.json").read_text(encoding="utf-8")).get("lost", [0, 0])
+        return [lost_note(tokenizer, lost, characters)] if lost else []
+    return []
 
 
 def _checksum(path: Path) -> int:

@@ -1,6 +1,7 @@
 """From a configuration to a trained run: everything is made ready, then ``training.train`` runs in its folder."""
 
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -74,6 +75,9 @@ def start(
             )
             probe_of(parts.config, parts.corpus)  # a mistake in inspect.scores is told before there is a folder
         with create_run(parts.config) if world.leads else nullcontext() as folder:
+            if folder:  # one that lost its checkpoints may still hold rows and curves, which are not this run's
+                folder.cut_metrics(-1)
+                shutil.rmtree(folder.tensorboard, ignore_errors=True)
             return run_training(parts, folder, Progress(), stop)
 
 

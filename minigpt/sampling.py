@@ -4,6 +4,7 @@ An engine turns tokens into logits (``Engine`` below). Everything random is one 
 logits give equal text whatever computed them.
 """
 
+import codecs
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from minigpt.errors import UserError
+from minigpt.tokenizer import Tokenizer
 
 LARGEST = 1e300  # what a score is at most after an absurd penalty, so that differences stay finite
 
@@ -198,6 +200,25 @@ def generate(
         yield token
         tokens.append(token)
         history.add(token)
+
+
+class StreamDecoder:
+    """Ids one by one → text as it comes: only whole characters, so that no half of one is ever shown.
+
+    All that ``push`` and ``flush`` return, joined, is ``tokenizer.decode`` of the same ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        """The characters that this id completes; often one word, sometimes nothing."""
+        return self._decoder.decode(self._tokenizer.token_bytes(token))
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD if a character stayed incomplete."""
+        return self._decoder.decode(b"", final=True)
 
 
 def until_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:

@@ -3,11 +3,9 @@
 Whatever it was stored as, text leaves here decoded, without a byte order mark, and with ``\\n`` as its only line end.
 """
 
-import codecs
 import glob
 import hashlib
 import http.client
-import io
 import json
 import os
 import re
@@ -24,6 +22,7 @@ from pathlib import Path
 
 from minigpt.config import DataConfig, nearest, read_toml
 from minigpt.errors import UserError
+from minigpt.reading import encoding_name, is_raw, normalise_newlines, raw_note, read_text, unreadable
 from minigpt.rows import csv_rows, json_rows
 
 SOURCES_FILE = Path(__file__).resolve().parent.parent / "data" / "sources.toml"
@@ -38,11 +37,15 @@ Document = Iterable[str]
 
 @dataclass(frozen=True)
 class Source:
-    """Text to train on. ``documents()`` reads it anew; ``identity`` changes when any of its text does."""
+    """Text to train on. ``documents()`` reads it anew; ``identity`` changes when any of its text does.
+
+    ``notes`` are sentences to say before training starts.
+    """
 
     name: str
     documents: Callable[[], Iterator[Document]]
     identity: str
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,9 @@ def open_source(data: DataConfig, downloads: Path) -> Source:
     """The text that ``data.source`` names. A known source is downloaded into the folder ``downloads`` once.
 
     Raises:
-        UserError: if there is no such source, or it cannot be read.
+        UserError: if there is no such source or encoding, or it cannot be read.
     """
+    encoding_name(data.encoding)
     if data.source == "tales":
         from minigpt.tasks import tales
 
@@ -85,11 +89,6 @@ def known_sources() -> dict[str, KnownSource]:
         return {name: KnownSource(**row) for name, row in read_toml(SOURCES_FILE).items()}
     except TypeError as error:
         raise UserError(f"{SOURCES_FILE}: a row lacks a field or has one too many ({error})") from None
-
-
-def normalise_newlines(text: str) -> str:
-    r"""``\r\n`` and ``\r`` → ``\n``: the one rule for corpora, prompts and texts to evaluate."""
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 # ── known sources ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -191,19 +190,20 @@ def _from_texts(name: str, texts: list[str]) -> Source:
 
 
 def _from_files(paths: list[Path], data: DataConfig) -> Source:
-    _decoder(data.encoding)
     digest = hashlib.sha256(json.dumps([data.encoding, data.text_field]).encode("utf-8"))
     for path in paths:
         try:
             digest.update(f"{path.suffix.lower()} {_sha256(path)}".encode())
         except OSError as error:
-            raise _unreadable(path, error) from None
+            raise unreadable(path, error) from None
+    raw = {path: is_raw(path, data) for path in paths}
+    notes = [raw_note([path for path in paths if raw[path]])] if any(raw.values()) else []
 
     def documents() -> Iterator[Document]:
         for path in paths:
-            yield from _documents_in(path, data)
+            yield from _documents_in(path, data, raw=raw[path])
 
-    return Source(data.source, documents, digest.hexdigest())
+    return Source(data.source, documents, digest.hexdigest(), tuple(notes))
 
 
 def _find_files(source: str, known: list[str]) -> list[Path]:
@@ -224,7 +224,7 @@ def _find_files(source: str, known: list[str]) -> list[Path]:
         else:
             files = [p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file()]
     except OSError as error:
-        raise _unreadable(source, error) from None
+        raise unreadable(source, error) from None
     if not files:
         raise UserError(
             f"data.source = {source}: no such file or folder, and no source of that name{nearest(source, known)}"
@@ -232,87 +232,10 @@ def _find_files(source: str, known: list[str]) -> list[Path]:
     return sorted(files, key=lambda p: p.as_posix())
 
 
-def _documents_in(path: Path, data: DataConfig) -> Iterator[Document]:
-    text = read_text(path, data.encoding, any_bytes=takes_any_bytes(data))
+def _documents_in(path: Path, data: DataConfig, *, raw: bool) -> Iterator[Document]:
+    text = read_text(path, data.encoding, raw=raw)
     rows = {".jsonl": json_rows, ".csv": csv_rows}.get(path.suffix.lower())
     if rows:
         yield from ([normalise_newlines(row)] for row in rows(path, text, data.text_field))
     else:
         yield text
-
-
-def takes_any_bytes(data: DataConfig) -> bool:
-    """Whether files need not be text: the tokenizer knows every byte, and no other encoding was named."""
-    return data.tokenizer == "byte" and data.encoding == "utf-8"
-
-
-def read_text(path: Path, encoding: str, *, any_bytes: bool = False) -> Iterator[str]:
-    """A file's text in chunks, without a byte order mark, every line end a newline.
-
-    With ``any_bytes``, a file that is not text in that encoding is taken byte by byte as it is, those that are not
-    UTF-8 as lone surrogates (Python's "surrogateescape"). The tokenizer ``byte`` turns them back.
-
-    Raises:
-        UserError: if the file can't be read, or is not text in that encoding.
-    """
-    if any_bytes:
-        try:
-            for _ in _decoded(path, encoding):
-                pass
-        except WrongEncodingError:
-            with path.open("rb") as file:
-                while block := file.read(CHUNK):
-                    yield block.decode("utf-8", errors="surrogateescape")
-            return
-    yield from _decoded(path, encoding)
-
-
-class WrongEncodingError(UserError):
-    """A file holds bytes that its encoding does not allow."""
-
-
-def _decoder(encoding: str) -> codecs.IncrementalDecoder:
-    try:
-        io.TextIOWrapper(io.BytesIO(), encoding=encoding)  # refuses those that are not of text, such as hex
-        return codecs.getincrementaldecoder(encoding)()
-    except (LookupError, ValueError):
-        raise UserError(
-            f"data.encoding = {encoding}: not a text encoding that Python knows; such as utf-8, utf-16, cp1252, "
-            "gb18030, shift_jis"
-        ) from None
-
-
-def _decoded(path: Path, encoding: str) -> Iterator[str]:
-    decoder = _decoder(encoding)
-    newlines = io.IncrementalNewlineDecoder(decoder=None, translate=True)
-    position, block, at_start = 0, b"", True
-    try:
-        with path.open("rb") as file:
-            while True:
-                block = file.read(CHUNK)
-                text: str = newlines.decode(decoder.decode(block, not block), final=not block)
-                if text:
-                    yield text.removeprefix("\ufeff") if at_start else text
-                    at_start = False
-                if not block:
-                    return
-                position += len(block)
-    except UnicodeDecodeError as error:
-        # what the decoder was looking at ends where the block ends
-        offset = position + len(block) - len(error.object) + error.start
-        raise WrongEncodingError(
-            f"{path}: byte {offset} (0x{error.object[error.start]:02x}) is not {encoding} text; name the file's "
-            "encoding (--data.encoding; in evaluate.py --encoding), such as cp1252, gb18030, shift_jis or utf-16; or "
-            "take its bytes as they are with --data.tokenizer byte"
-        ) from None
-    except UnicodeError as error:  # of some decoders, which do not say where
-        raise WrongEncodingError(
-            f"{path}: is not {encoding} text ({error}); name the file's encoding (--data.encoding; in evaluate.py "
-            "--encoding), such as utf-16-le where a byte order mark is missing"
-        ) from None
-    except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path | str, error: OSError) -> UserError:
-    return UserError(f"{path}: cannot be read ({error.strerror or error}); check the path and its permissions")

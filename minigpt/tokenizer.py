@@ -5,7 +5,6 @@ lossless, never normalise Unicode, and go into a JSON-able dictionary and back, 
 """
 
 import base64
-import codecs
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from minigpt.bpe import BYTES, SPLIT_PATTERN, learn_tokens, named_tokens
 from minigpt.errors import UserError
+from minigpt.unseen import UnseenError
 
 if TYPE_CHECKING:
     import tiktoken
@@ -28,6 +28,8 @@ LARGEST_VOCAB = 1 << 20  # ids that can be asked for; the learner lays out memor
 
 class Tokenizer(ABC):
     """What all tokenizers share: a table from id to bytes. Below, V is the number of ids."""
+
+    unseen = "stop"
 
     def __init__(self, name: str, tokens: Sequence[bytes | None]) -> None:
         """``tokens[i]`` are the bytes of id i + 1; None marks an id that stands for nothing."""
@@ -45,6 +47,10 @@ class Tokenizer(ABC):
         """
         parts = [self._encode_piece(piece) for piece in pieces([text])]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+
+    def count_unseen(self, text: str) -> int:
+        """Characters of a text that ``encode`` leaves out or replaces."""
+        return 0
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some ids; bytes that are not UTF-8 become U+FFFD, and ``END`` nothing."""
@@ -88,7 +94,7 @@ class CharTokenizer(Tokenizer):
 
     def _encode_piece(self, piece: str) -> NDArray[np.int32]:
         codes = _code_points(piece)
-        ids = self._ids[np.minimum(codes, len(self._ids) - 1)]
+        ids = self._known_ids(codes)
         unknown = ids < 0
         if not unknown.any():
             return ids
@@ -102,12 +108,21 @@ class CharTokenizer(Tokenizer):
         spread[is_byte] = _byte_ids(unknown_text.encode("utf-8"))
         return spread
 
+    def count_unseen(self, text: str) -> int:
+        if self.byte_fallback or self.unseen == "stop":
+            return 0
+        return sum(int((self._known_ids(_code_points(piece)) < 0).sum()) for piece in pieces([text]))
+
+    def _known_ids(self, codes: NDArray[np.uint32]) -> NDArray[np.int32]:
+        """The ids of code points, −1 where there is none."""
+        return self._ids[np.minimum(codes, len(self._ids) - 1)]
+
     def _without_unseen(self, ids: NDArray[np.int32], unknown: NDArray[np.bool_], text: str) -> NDArray[np.int32]:
         if self.unseen == "skip":
             return ids[~unknown]
         replacement = next((char for char in "\ufffd? " if char in self.characters), None)
         if self.unseen == "stop" or replacement is None:
-            raise UserError(_unseen_message(text, can_replace=replacement is not None))
+            raise UnseenError(text, can_replace=replacement is not None)
         ids[unknown] = self._ids[ord(replacement)]
         return ids
 
@@ -161,25 +176,6 @@ class BpeTokenizer(Tokenizer):
         # base64 words in the order of rank; the word of an undefined rank is empty
         words = " ".join(base64.b64encode(token or b"").decode("ascii") for token in self.tokens)
         return {"name": self.name, "pattern": self.pattern, "tokens": words}
-
-
-class StreamDecoder:
-    """Ids one by one → text as it comes: only whole characters, so that no half of one is ever shown.
-
-    All that ``push`` and ``flush`` return, joined, is ``tokenizer.decode`` of the same ids.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def push(self, token: int) -> str:
-        """The characters that this id completes; often one word, sometimes nothing."""
-        return self._decoder.decode(self._tokenizer.token_bytes(token))
-
-    def flush(self) -> str:
-        """What is left at the end: U+FFFD if a character stayed incomplete."""
-        return self._decoder.decode(b"", final=True)
 
 
 # ── making and restoring ───────────────────────────────────────────────────────────────────────────────────────
@@ -297,8 +293,12 @@ def _encoded(text: str, encoding: str, errors: str = "strict") -> bytes:
     try:
         return text.encode(encoding, errors)
     except UnicodeEncodeError as error:
-        half = f"U+{ord(text[error.start]):04X}"
-        raise UserError(f"the text holds {half}, half of a surrogate pair and no character: remove it") from None
+        code = ord(text[error.start])
+        # Python's "surrogateescape": what came from the command line or the keyboard
+        byte = f", for the byte 0x{code - 0xDC00:02x} that is no text in the console's encoding" * (code >= 0xDC80)
+        raise UserError(
+            f"the text holds U+{code:04X}, half of a surrogate pair and no character{byte}: remove it"
+        ) from None
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:
@@ -307,15 +307,3 @@ def _code_points(text: str) -> NDArray[np.uint32]:
 
 def _byte_ids(utf8: bytes) -> NDArray[np.int32]:
     return np.frombuffer(utf8, dtype=np.uint8).astype(np.int32) + 1
-
-
-def _unseen_message(text: str, *, can_replace: bool, shown: int = 10) -> str:
-    unseen = sorted(set(text))
-    names = ", ".join(f"{char!r} (U+{ord(char):04X})" for char in unseen[:shown])
-    more = f" and {len(unseen) - shown} more" if len(unseen) > shown else ""
-    choices = "skip or replace" if can_replace else "skip"  # nothing known could stand for them
-    return (
-        f"characters that the tokenizer has never seen: {names}{more}; --unseen {choices} goes on without them (in "
-        "train.py --data.unseen); or train with data.vocab_size (rare characters then fall back to bytes), or with "
-        "--data.tokenizer byte or bpe"
-    )

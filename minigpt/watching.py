@@ -1,12 +1,12 @@
 """What a person sees of a run: the plan before it, samples and attention on the way."""
 
-import textwrap
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from minigpt.assembly import Parts
+from minigpt.console import counted, visible, wrapped
 from minigpt.inspection.capture import attention_grid, attention_maps
 from minigpt.inspection.film import add_frame, begin_film, frame_rows, probe_of, strongest
 from minigpt.model import GPT, TorchEngine
@@ -26,14 +26,22 @@ def plan(parts: Parts, path: Path) -> list[str]:
     checked = min(len(corpus.val) - 1, settings.eval_tokens or len(corpus.val))
     epochs = settings.max_steps * settings.batch_size * shape.context_length / max(1, len(corpus.train))
     return [
-        f"{path}: {shape.n_layer} layers, {shape.n_head} heads, {shape.d_model} wide, context {shape.context_length}: "
-        f"{model.n_parameter:,} parameters",
+        f"{path}: {counted(shape.n_layer, 'layer')}, {counted(shape.n_head, 'head')}, {shape.d_model} wide, "
+        f"context {shape.context_length}: {model.n_parameter:,} parameters",
         f"text {config.data.source}: {len(corpus.train):,} tokens to train on, "
         f"{max(0, checked):,} of {len(corpus.val):,} to validate on",
         f"tokens: {corpus.tokenizer.name}, a vocabulary of {corpus.tokenizer.vocab_size:,}",
-        f"{settings.max_steps:,} steps of {settings.batch_size} x {shape.context_length} tokens ({epochs:.2g} epochs), "
-        f"{config.run.device}, {config.run.dtype}, threads {config.run.threads}",
+        f"{counted(settings.max_steps, 'step')} of {settings.batch_size} x {shape.context_length} tokens "
+        f"({amount_of_text(epochs)}), {config.run.device}, {config.run.dtype}, threads {config.run.threads}",
     ]
+
+
+def amount_of_text(epochs: float) -> str:
+    """How often the text is read, in words: ``2.4 epochs``, ``1 epoch``, ``8.5 % of an epoch``."""
+    if epochs < 0.995:
+        return f"{100 * epochs:.2g} % of an epoch"
+    rounded = f"{epochs:.2g}" if epochs < 100 else f"{epochs:,.0f}"
+    return f"{rounded} epoch" if rounded == "1" else f"{rounded} epochs"
 
 
 def sampler(parts: Parts, tracker: Tracker) -> Observer:
@@ -55,8 +63,7 @@ def sampler(parts: Parts, tracker: Tracker) -> Observer:
         )
         text = config.train.sample_prompt + tokenizer.decode(list(ids))
         tracker.text("sample", text, step)
-        shown = "\n".join(textwrap.fill(line, WIDTH) for line in text.strip().splitlines())
-        tracker.say(f"\n── step {step} writes ──\n{shown}\n")
+        tracker.say(f"\n── step {step} writes ──\n{wrapped(visible(text).strip(), WIDTH)}\n")
 
     return Observer(config.train.sample_interval, look)
 

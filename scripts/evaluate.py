@@ -1,17 +1,20 @@
-"""Measure how well a trained model predicts a text: loss, perplexity, bits per byte; token by token on request.
+"""Measure how well a trained model predicts a text: loss, perplexity, bits per
+byte; token by token on request.
 
-  python scripts/evaluate.py runs/bard                     the validation part of its own text
-  python scripts/evaluate.py runs/bard --source test       the part held back by data.test_fraction
+  python scripts/evaluate.py runs/bard                 its own validation part
+  python scripts/evaluate.py runs/bard --source test   (data.test_fraction)
   python scripts/evaluate.py runs/bard --file other.txt
   python scripts/evaluate.py runs/bard --text "To be" --per-token
-  python scripts/evaluate.py runs/bard --verify 200        train anew up to step 200: the same bits?
+  python scripts/evaluate.py runs/bard --verify 200    replay: the same bits?
 
-A run on the embedded stories also tells how often the words that the story determines are found. All but --verify
-runs in NumPy. The first token of a text is not predicted.
+A run on the embedded stories also tells how often the words that the story
+determines are found. All but --verify runs in NumPy. The first token of a text
+is not predicted.
 """
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -19,17 +22,20 @@ import numpy as np
 
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.cli import parse_options, run_script, unescape
-from minigpt.corpus import open_corpus
+from minigpt.corpus import held_back, open_corpus
 from minigpt.errors import UserError
 from minigpt.normal_form import from_checkpoint
 from minigpt.plain import PlainEngine
+from minigpt.reading import encoding_name, normalise_newlines, whole_text
 from minigpt.scoring import TokenScores, score
-from minigpt.sources import normalise_newlines, read_text, takes_any_bytes
 from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
+from minigpt.unseen import encoded
 
 
 def main() -> int:
     options = parse_options(make_parser())
+    if options.encoding and not options.file:
+        raise UserError(f"--encoding {options.encoding} is that of --file: give both")
     if options.verify is not None:
         return verify(options)
     checkpoint = find_checkpoint(options.run, options.which)
@@ -41,6 +47,11 @@ def main() -> int:
     scores = score(engine, tokens)
     predicted = tokens[1:].astype(np.int64)
     result = scores.evaluation(predicted, tokenizer.byte_lengths)
+    if not math.isfinite(result.loss):
+        raise UserError(
+            f"{checkpoint.path}: the loss is not finite: this checkpoint is damaged or its training diverged; score an "
+            "earlier step (--which)"
+        )
     answer = {
         "run": str(options.run),
         "step": checkpoint.step,
@@ -66,7 +77,7 @@ def main() -> int:
         if not options.json:
             print(table(verdict))
     if options.json:
-        print(json.dumps(answer, ensure_ascii=False))
+        print(json.dumps(answer, ensure_ascii=False, allow_nan=False))
     return 0
 
 
@@ -95,23 +106,22 @@ def make_parser() -> argparse.ArgumentParser:
 def text_to_score(options: argparse.Namespace, checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[str, np.ndarray]:
     """A name and the tokens (N,) of what is to be scored."""
     if options.text is not None:
-        return "--text", tokenizer.encode(normalise_newlines(unescape(options.text)))
+        return "--text", encoded(tokenizer, normalise_newlines(unescape(options.text)), say)
     data = checkpoint.config.data
     if options.file:
-        any_bytes = takes_any_bytes(data) and not options.encoding
-        text = read_text(options.file, options.encoding or data.encoding, any_bytes=any_bytes)
-        return str(options.file), tokenizer.encode("".join(text))
+        if options.encoding:
+            encoding_name(options.encoding, "--encoding")
+            data = data.model_copy(update={"encoding": options.encoding})
+        return str(options.file), encoded(tokenizer, whole_text(options.file, data, say), say)
     context, seed = checkpoint.config.model.context_length, checkpoint.config.run.seed
     corpus = open_corpus(data, context_length=context, seed=seed, tokenizer=tokenizer)
-    if corpus.fingerprint != checkpoint.metadata.get("corpus", corpus.fingerprint):
-        print(f"{data.source}: the text has changed since the run began", file=sys.stderr)
-    if options.source == "test":
-        if not len(corpus.test):
-            raise UserError("--source test: the run held no test part back (data.test_fraction = 0)")
-        return f"{data.source} (test)", corpus.test
-    if not len(corpus.val):
-        raise UserError("--source val: the run held no validation part back (data.val_fraction = 0)")
-    return f"{data.source} (validation)", corpus.val
+    part = held_back(corpus, data, options.source)
+    for note in corpus.notes:
+        say(note)
+    own = tokenizer.to_dict() == checkpoint.tokenizer  # else, with --unseen, no fingerprint tells
+    if own and corpus.fingerprint != checkpoint.metadata.get("corpus", corpus.fingerprint):
+        say(f"{data.source}: the text has changed since the run began")
+    return f"{data.source} ({'test' if options.source == 'test' else 'validation'})", part
 
 
 def token_rows(predicted: np.ndarray, scores: TokenScores, tokenizer: Tokenizer) -> list[dict[str, object]]:
@@ -132,7 +142,7 @@ def verify(options: argparse.Namespace) -> int:
     """Say whether training from the checkpoint before a step ends in the same bits; exit code 1 if not."""
     from minigpt.launch import verify as replay
 
-    begin, different = replay(options.run, options.verify, lambda sentence: print(sentence, file=sys.stderr))
+    begin, different = replay(options.run, options.verify, say)
     if options.json:
         print(json.dumps({"from": begin, "to": options.verify, "equal": not different, "different": different}))
     elif different:
@@ -140,6 +150,10 @@ def verify(options: argparse.Namespace) -> int:
     else:
         print(f"steps {begin} to {options.verify}: trained anew, every bit of weights and optimizer is the same")
     return 1 if different else 0
+
+
+def say(sentence: str) -> None:
+    print(sentence, file=sys.stderr)
 
 
 if __name__ == "__main__":

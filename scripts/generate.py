@@ -1,11 +1,13 @@
 """Let a trained model write, token by token as they come.
 
-  python scripts/generate.py runs/bard --prompt "ROMEO:" --max-new-tokens 300 --temperature 0.8
+  python scripts/generate.py runs/bard --prompt "ROMEO:" --temperature 0.8
   python scripts/generate.py runs/bard --interactive
   python scripts/generate.py runs/bard --num-samples 3 --stop "\\n\\n" --json
 
-In --prompt and --stop, \\n, \\t and \\\\ stand for newline, tab and backslash. On a CPU the model runs in NumPy,
-so the first word comes at once; --device cuda or mps runs it in torch.
+In --prompt and --stop, \\n, \\t and \\\\ stand for newline, tab and backslash. On a
+CPU the model runs in NumPy, so the first word comes at once; --device cuda or
+mps runs it in torch. A terminal is shown control characters as \\x1b; in a file
+or a pipe they are as the model wrote them.
 """
 
 import argparse
@@ -17,10 +19,12 @@ from pathlib import Path
 
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.cli import parse_options, run_script, unescape
+from minigpt.console import visible
 from minigpt.errors import UserError
-from minigpt.sampling import Engine, SamplingOptions, generate, until_stop
-from minigpt.sources import normalise_newlines
-from minigpt.tokenizer import END, StreamDecoder, Tokenizer, tokenizer_from_dict
+from minigpt.reading import normalise_newlines
+from minigpt.sampling import Engine, SamplingOptions, StreamDecoder, generate, until_stop
+from minigpt.tokenizer import END, Tokenizer, tokenizer_from_dict
+from minigpt.unseen import encoded
 
 
 def main() -> None:
@@ -96,11 +100,11 @@ class Writer:
 
     def write(self, prompt: str, number: int = 0) -> Iterator[str]:
         """Pieces of the text that goes on from the prompt, each as soon as it is certain."""
-        prompt_ids = self.tokenizer.encode(prompt).tolist() or [END]
-        if len(prompt_ids) > self.engine.context_length:
-            say(
-                f"the prompt has {len(prompt_ids)} tokens: the model sees the last {self.engine.context_length} at most"
-            )
+        tell = say if number == 0 else lambda _sentence: None  # once for all samples
+        prompt_ids = encoded(self.tokenizer, prompt, tell).tolist() or [END]
+        seen = self.engine.context_length
+        if len(prompt_ids) > seen:
+            tell(f"the prompt has {len(prompt_ids)} tokens: the model sees the last {seen} at most")
         return until_stop(self._pieces(prompt_ids, number), self.stops)
 
     def _pieces(self, prompt_ids: list[int], number: int) -> Iterator[str]:
@@ -137,11 +141,11 @@ def write_sample(writer: Writer, prompt: str, number: int, options: argparse.Nam
     if not options.json:
         if options.num_samples > 1:
             print(f"── sample {number + 1} of {options.num_samples} ──")
-        print(prompt, end="", flush=True)
+        show(prompt)
     for piece in stream:
         pieces.append(piece)
         if not options.json:
-            print(piece, end="", flush=True)
+            show(piece)
     if not options.json:
         print()
     return {"text": "".join(pieces), "tokens": writer.ids, "seed": writer.seed + number}
@@ -158,12 +162,17 @@ def converse(writer: Writer) -> None:
         prompt = normalise_newlines(unescape(line.removesuffix("\n")))
         try:
             stream = writer.write(prompt)
-            print(prompt, end="", flush=True)
+            show(prompt)
             for piece in stream:
-                print(piece, end="", flush=True)
+                show(piece)
             print()
         except UserError as error:  # this prompt can't be written on; the next may
             say(str(error))
+
+
+def show(text: str) -> None:
+    """Write at once what has come; a terminal gets no control characters, a file or a pipe every character."""
+    print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
 def say(sentence: str) -> None:

@@ -1,10 +1,11 @@
-"""Train a small GPT on the embedded stories, a known text or your own; watch it; go on with it later.
+"""Train a small GPT on the embedded stories, a known text or your own; watch it;
+go on with it later.
 
-python scripts/train.py                                          the embedded stories, a minute or so
-python scripts/train.py configs/shakespeare_char.toml --run.name bard
-python scripts/train.py --data.source my-texts/ --data.tokenizer bpe
-python scripts/train.py --resume runs/bard
-python scripts/train.py --init-from runs/bard --data.source other.txt
+  python scripts/train.py                 the embedded stories, a minute or so
+  python scripts/train.py configs/shakespeare_char.toml --run.name bard
+  python scripts/train.py --data.source my-texts/ --data.tokenizer bpe
+  python scripts/train.py --resume runs/bard
+  python scripts/train.py --init-from runs/bard --data.source other.txt
 """
 
 import argparse

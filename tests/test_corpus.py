@@ -14,7 +14,7 @@ from minigpt import corpus as corpus_module
 from minigpt.config import DataConfig
 from minigpt.corpus import Corpus, batch, cache_folder, evaluation_batches, open_corpus
 from minigpt.errors import UserError
-from minigpt.tokenizer import END, train_tokenizer
+from minigpt.tokenizer import END, tokenizer_from_dict, train_tokenizer
 
 ENGLISH = "The river rose in spring, and the old bridge didn't hold; 12 boats went under.\n"
 JAPANESE = "春の朝、小さな駅で猫が電車を待っていた。「次は何時ですか」と駅長にきいた。\n夏には子猫が三匹ふえた。\n"
@@ -73,8 +73,9 @@ def test_marks_and_line_ends_change_nothing(tmp_path: Path, tokenizer: str) -> N
 @pytest.mark.parametrize("encoding", ["cp1252", "gb18030", "utf-16"])
 def test_other_encodings_by_option(tmp_path: Path, tokenizer: str, encoding: str) -> None:
     text = ("it’s " if encoding == "cp1252" else "小猫等车 ") * 60
-    with pytest.raises(UserError, match=r"a\.txt: byte \d+ .*--data\.encoding"):
-        open_text(tmp_path, text.encode(encoding), tokenizer=tokenizer)
+    if tokenizer != "byte":  # which takes any file as it is
+        with pytest.raises(UserError, match=r"a\.txt: byte \d+ .*--data\.encoding"):
+            open_text(tmp_path, text.encode(encoding), tokenizer=tokenizer)
     corpus = open_text(tmp_path, text.encode(encoding), tokenizer=tokenizer, encoding=encoding)
     assert corpus.tokenizer.decode([*corpus.train.tolist(), *corpus.val.tolist()]) == text
 
@@ -254,6 +255,26 @@ def test_validation_without_two_tokens_is_off_and_said(tmp_path: Path) -> None:
     assert list(evaluation_batches(corpus.val, 8, 8)) == []
     unasked = open_text(tmp_path, ENGLISH[:60], tokenizer="char", val_fraction=0.0, context_length=8)
     assert len(unasked.val) == 0 and unasked.notes == ()
+
+
+def test_lost_characters_are_said_on_every_start(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(ENGLISH * 30 + "ééx", encoding="utf-8")
+    data = DataConfig(source=str(path), cache_dir=str(tmp_path / "cache"))
+    characters = train_tokenizer("char", [ENGLISH]).to_dict()
+    for unseen, how in (("skip", "left out"), ("replace", "replaced")):
+        tokenizer = tokenizer_from_dict(characters, unseen=unseen)
+        for _start in range(2):
+            corpus = open_corpus(data, context_length=8, seed=1, tokenizer=tokenizer)
+            assert corpus.notes == (f"{path}: 3 of 2,373 characters {how}: the tokenizer has never seen them",)
+    with pytest.raises(UserError, match=r"'é' \(U\+00E9\), .*a\.txt; --data\.unseen skip or replace goes on .*"):
+        open_corpus(data, context_length=8, seed=1, tokenizer=tokenizer_from_dict(characters))
+
+
+def test_a_file_taken_byte_by_byte_is_said_on_every_start(tmp_path: Path) -> None:
+    for _start in range(2):
+        corpus = open_text(tmp_path, "it’s ".encode("cp1252") * 60, tokenizer="byte", encoding="UTF8")
+        assert corpus.notes == (f"{tmp_path / 'a.txt'} is not UTF-8: its bytes are taken as they are",)
 
 
 def test_a_vocabulary_smaller_than_asked_is_said(tmp_path: Path) -> None:

@@ -20,14 +20,14 @@ from student_rare_mistakes import PAIRS, UNKNOWN
 from torch import nn
 
 from minigpt import plain
-from minigpt.inspection.diagnosis import Verdict, judge
-from minigpt.inspection.evidence import weigh
-from minigpt.inspection.examples import load_examples
-from minigpt.inspection.mistakes import candidates, made_of
-from minigpt.inspection.steps import RIGHT, Inputs, compute, expected_weights
-from minigpt.inspection.student_calls import Series, ask_function, ask_layer
-from minigpt.inspection.student_layer import NAMES, Layer, Unusable
-from minigpt.inspection.trials import asked_of_functions, asked_of_layers
+from minigpt.inspection.students.calls import Series, ask_function, ask_layer
+from minigpt.inspection.students.diagnosis import Verdict, judge
+from minigpt.inspection.students.evidence import weigh
+from minigpt.inspection.students.layer import NAMES, Layer, Unusable
+from minigpt.inspection.students.mistakes import candidates, made_of
+from minigpt.inspection.students.steps import RIGHT, Inputs, compute, expected_weights
+from minigpt.inspection.students.trials import asked_of_functions, asked_of_layers
+from minigpt.inspection.worked.examples import load_examples
 
 OF_FUNCTIONS, OF_LAYERS = asked_of_functions(load_examples()), asked_of_layers(load_examples())
 

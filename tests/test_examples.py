@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from torch import Tensor
 
-from minigpt.inspection import implementations
-from minigpt.inspection.agreement import TOLERANCE, compare
-from minigpt.inspection.cases import AttentionCase, Case
 from minigpt.inspection.commands.examples import results_of
-from minigpt.inspection.examples import load_examples
-from minigpt.inspection.fields import Array
-from minigpt.inspection.pencil import pencil
-from minigpt.inspection.worked import plain_steps
+from minigpt.inspection.worked import implementations
+from minigpt.inspection.worked.agreement import TOLERANCE, compare
+from minigpt.inspection.worked.cases import AttentionCase, Case
+from minigpt.inspection.worked.examples import load_examples
+from minigpt.inspection.worked.fields import Array
+from minigpt.inspection.worked.pencil import pencil
+from minigpt.inspection.worked.plain_steps import plain_steps
 
 SHIPPED = json.loads((resources.files("minigpt.inspection") / "examples.json").read_text(encoding="utf-8"))
 EXAMPLES = load_examples()

@@ -11,10 +11,10 @@ import pytest
 from running import ROOT, Script, command, environment
 
 from minigpt.errors import UserError
-from minigpt.inspection.cases import Case
 from minigpt.inspection.commands.examples import results_of
-from minigpt.inspection.examples import load_examples
-from minigpt.inspection.pencil import matrix, pencil
+from minigpt.inspection.worked.cases import Case
+from minigpt.inspection.worked.examples import load_examples
+from minigpt.inspection.worked.pencil import matrix, pencil
 
 COMPARE = ROOT / "scripts" / "compare_attention.py"
 CASES = {case.name: case for case in load_examples().cases()}

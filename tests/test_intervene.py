@@ -17,7 +17,8 @@ from minigpt.attention import CausalSelfAttention
 from minigpt.config import validate
 from minigpt.errors import UserError
 from minigpt.inspection import intervene
-from minigpt.inspection.capture import Head, looking
+from minigpt.inspection.capture import looking
+from minigpt.inspection.heads import Head
 from minigpt.inspection.intervene import (
     Method,
     ablate,

@@ -1,6 +1,7 @@
 """Runs from start to end: small texts, mistakes, and saved however they end."""
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,15 @@ def test_a_folder_with_a_run_is_not_trained_into(tiny: Tables) -> None:
     again = begun(tiny, run={"overwrite": True}, train={"max_steps": 2})
     assert again.path == run.path
     assert_same_bits(run.path.with_name("tiny.old-1"), again.path)
+
+
+def test_a_run_in_a_folder_that_lost_its_checkpoints_begins_its_own_rows_and_curves(tiny: Tables) -> None:
+    run = begun(tiny, train={"max_steps": 4})
+    curves = {path.name for path in (run.path / "tensorboard").iterdir()}
+    shutil.rmtree(run.path / "checkpoints")
+    again = begun(tiny, train={"max_steps": 2})
+    assert [row["step"] for row in rows(again.path)] == [1, 2]
+    assert curves.isdisjoint(path.name for path in (run.path / "tensorboard").iterdir())
 
 
 @pytest.mark.parametrize(

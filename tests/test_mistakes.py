@@ -40,11 +40,11 @@ def own(source: str, *words: str) -> tuple[object, ...]:
 
 MISTAKES: list[tuple[tuple[object, ...], str]] = [
     ((TRAIN, "--model.n-layerz", "3"), "--model.n-layerz: unknown option; did you mean --model.n-layer?"),
-    ((TRAIN, "--optim.lr", "fast"), "optim.lr = fast: must be at least 0"),
+    ((TRAIN, "--optim.lr", "fast"), "optim.lr = fast: must be a number, at least 0"),
     ((TRAIN, "--optim.lr"), "argument --optim.lr: expected one argument; see --help"),
     (
         (TRAIN, "wrong.toml"),
-        "model.dropout = 2.0: must be at least 0 and below 1\nmodel.n_layerz: unknown key; did you",
+        "model.dropout = 2.0: must be a number, at least 0 and below 1\nmodel.n_layerz: unknown key; did you",
     ),
     ((TRAIN, "broken.toml"), "broken.toml: not a valid TOML file"),
     ((TRAIN, "nowhere.toml"), "nowhere.toml: No such file or directory; give the path of a TOML file"),
@@ -66,6 +66,7 @@ MISTAKES: list[tuple[tuple[object, ...], str]] = [
     (own("good.txt", "--run.name", "a/b"), "run.name = a/b: must be a folder name that every system allows, as a_b"),
     (own("good.txt", "--run.dir", "good.txt"), "can't make the run's folder"),
     (own("good.txt", "--data.tokenizer", "chars"), "chars"),
+    (own("good.txt", "--data.encoding", "undefined"), "data.encoding = undefined: not a text encoding that Python"),
     ((GENERATE, "nowhere"), "nowhere: no such run folder or checkpoint file; runs here: damaged"),
     ((GENERATE, "no_text"), "no_text: not a run folder (it has no checkpoints); no_text holds no runs"),
     ((GENERATE, "good.txt"), "good.txt: damaged or not a checkpoint"),
@@ -128,6 +129,10 @@ def test_mistakes_in_sampling(trained: Trained, script: Script, words: tuple[str
         (("--verify", "5"), "no checkpoint of step 5; there are steps 0, "),
         (("--verify", "0"), "no checkpoint before step 0 to begin at"),
         (("--source", "train"), "argument --source: invalid choice: 'train'"),
+        (("--file", __file__, "--encoding", "ebcdic"), "--encoding = ebcdic: not a text encoding that Python knows"),
+        (("--file", __file__, "--encoding", "base64"), "--encoding = base64: not a text encoding"),
+        (("--file", __file__, "--encoding", "undefined"), "--encoding = undefined: not a text encoding"),
+        (("--text", "a cat", "--encoding", "cp1252"), "--encoding cp1252 is that of --file: give both"),
     ],
 )
 def test_mistakes_in_scoring(trained: Trained, script: Script, words: tuple[str, str], sentence: str) -> None:
@@ -137,11 +142,35 @@ def test_mistakes_in_scoring(trained: Trained, script: Script, words: tuple[str,
     assert answer.out == ""
 
 
-def test_parts_that_were_not_held_back_are_not_scored(tiny: Tables, script: Script) -> None:
-    run = begun(tiny, data={"val_fraction": 0.0}, train={"max_steps": 1})
-    for part, key in (("test", "test_fraction"), ("val", "val_fraction")):
+@pytest.mark.parametrize(
+    ("fraction", "reason"),
+    [
+        (0.0, "the run held no {} part back (data.{}_fraction = 0)"),
+        (0.0003, "the run's {} part is too short, it has no two tokens (data.{}_fraction = 0.0003)"),
+    ],
+)
+def test_parts_that_were_not_held_back_are_not_scored(
+    tiny: Tables, script: Script, fraction: float, reason: str
+) -> None:
+    run = begun(tiny, data={"val_fraction": fraction, "test_fraction": fraction}, train={"max_steps": 1})
+    for part, name in (("test", "test"), ("val", "validation")):
         answer = script(EVALUATE, run.path, "--source", part)
-        assert answer.code == 2 and f"data.{key} = 0" in answer.err
+        assert answer.code == 2 and f"--source {part}: {reason.format(name, part)}\n" in answer.err
+
+
+def test_a_file_in_another_encoding_is_told_with_the_options_there_are(
+    trained: Trained, script: Script, tmp_path: Path
+) -> None:
+    file = tmp_path / "cp1252.txt"
+    file.write_bytes("the café".encode("cp1252"))
+    answer = script(EVALUATE, trained.path, "--file", file)
+    assert answer.code == 2 and f"{file}: byte 7 (0xe9) is not utf-8 text; name the file's encoding" in answer.err
+    assert "evaluate.py --encoding" in answer.err and "--data.tokenizer" not in answer.err
+    assert script(EVALUATE, trained.path, "--file", file, "--encoding", "cp1252").code == 0
+
+
+def test_another_manner_with_unseen_characters_is_no_changed_text(trained: Trained, script: Script) -> None:
+    assert script(EVALUATE, trained.path, "--unseen", "skip").err == ""
 
 
 def test_a_changed_text_is_told_when_scoring(tiny: Tables, script: Script) -> None:

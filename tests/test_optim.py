@@ -157,7 +157,8 @@ def test_the_scale_changes_no_update() -> None:
     """A power of two, taken out of the gradients again; doubled after 2,000 updates without overflow."""
     models = TwoParts(), TwoParts()
     models[1].load_state_dict(models[0].state_dict())
-    both = [Optimizers(model, OptimConfig(), loss_scaling=scaled) for model, scaled in zip(models, (False, True), strict=True)]
+    scaled = False, True
+    both = [Optimizers(m, OptimConfig(), loss_scaling=s) for m, s in zip(models, scaled, strict=True)]
     for model, optimizers in zip(models, both, strict=True):
         steps(model, optimizers, 3)
     for key, value in models[0].state_dict().items():

@@ -16,6 +16,17 @@ COMMANDS = [
 ]
 SCRIPTS = [line for line in COMMANDS if line.startswith("python scripts/") and "benchmark" not in line]
 
+STUDENT = """
+import numpy as np
+
+def attention(q, k, v, mask=None):
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = np.where(mask, scores, -1e9)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ v
+"""
+
 
 def test_the_two_lines_that_do_all() -> None:
     """One installs and trains, one installs and tests; both install from the project's own files."""
@@ -29,6 +40,9 @@ def test_every_command(script: Script, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "README.md").read_text(encoding="utf-8") + "ROMEO: JULIET:\n" * 20
     (tmp_path / "my-texts").mkdir()
+    (tmp_path / "student.py").write_text(STUDENT, encoding="utf-8")
+    first = COMMANDS[0].split("python ")[-1]
+    assert script(ROOT / first, "--train.max-steps", "2", "--run.threads", "1", "--data.cache-dir", "cache").code == 0
     for name in ("my-texts/one.txt", "my-texts/two.md", "other.txt", "bard.txt"):
         (tmp_path / name).write_text(text, encoding="utf-8")
     step = 0
@@ -41,10 +55,14 @@ def test_every_command(script: Script, tmp_path: Path, monkeypatch: pytest.Monke
                 words += ["--data.source", "bard.txt"]
         if "--verify" in words:
             words[words.index("--verify") + 1] = "2"
+        if "runs/bard" in words and words[0] == "scripts/compare_attention.py":
+            words += ["--sequences", "2", "--length", "16"]
+        if "links" in words:
+            words += ["--stories", "2"]
         answer = script(ROOT / words[0], *words[1:])
         assert answer.code == 0, f"{line}\n{answer.err}"
         assert answer.out
-    assert {path.name for path in Path("runs").iterdir()} == {"bard", "my-texts", "other"}
+    assert {path.name for path in Path("runs").iterdir()} == {"tales", "bard", "my-texts", "other"}
 
 
 def test_the_file_map_names_every_module_and_nothing_else() -> None:

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose
 from running import ROOT, Script
 
-from minigpt.inspection.scaling import SIZES, ScalingRow, jacobian_norm, scaling_table, spread
+from minigpt.inspection.worked.scaling import SIZES, ScalingRow, jacobian_norm, scaling_table, spread
 from minigpt.plain import softmax
 
 

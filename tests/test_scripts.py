@@ -93,6 +93,10 @@ def test_unseen_characters_can_be_skipped_or_replaced(trained: Trained, script: 
         script(GENERATE, trained.path, "--prompt", prompt, "--json", *options).json["samples"]
         for prompt, options in (("a ", ()), ("aZ ü", ("--unseen", "skip")), ("aZ", ("--unseen", "replace")))
     )
+    prompt = ("--prompt", "aZ ü", "--unseen", "skip", "--max-new-tokens", 1)
+    lost = "2 of 4 characters left out: the tokenizer has never seen them\n"
+    assert script(GENERATE, trained.path, *prompt, "--num-samples", 3).err == lost
+    assert script(EVALUATE, trained.path, "--text", "aZ ü", "--unseen", "skip").err == lost
     assert known == skipped == replaced, "what the model saw, for the replacement a space"
     scores = [
         script(EVALUATE, trained.path, "--text", text, "--json", *options).json["loss"]
@@ -131,6 +135,36 @@ def test_the_score_of_the_validation_part_is_the_one_of_training(trained: Traine
     assert f"{found['tokens']:,} tokens in windows of 16" in written
     test = script(EVALUATE, trained.path, "--source", "test", "--json").json
     assert test["tokens"] == pytest.approx(found["tokens"], abs=1) and test["loss"] != found["loss"]
+
+
+def forged(trained: Trained, folder: Path, weight: float = 0.0, **changed: object) -> Path:
+    """A copy of the run's last checkpoint with a right checksum, its header changed, a weight increased."""
+    saved = find_checkpoint(trained.path, "last")
+    arrays = {f"model.{name}": array for name, array in saved.tensors("model").items()}
+    arrays["model.lm_head.weight"][3, 4] += weight
+    header = {key: value for key, value in saved.metadata.items() if key != "checksum"} | changed
+    path = folder / saved.path.name
+    save_checkpoint(path, arrays, header)
+    return path
+
+
+def test_weights_that_are_no_numbers_have_no_score(trained: Trained, script: Script, tmp_path: Path) -> None:
+    path = forged(trained, tmp_path, weight=math.nan)
+    for words in ((), ("--json",), ("--text", "the boat", "--per-token")):
+        answer = script(EVALUATE, path, *words)
+        assert (answer.code, answer.out) == (2, "")
+        assert answer.err.startswith(f"error: {path}: the loss is not finite")
+
+
+def test_a_tokenizer_that_is_not_the_models_is_told_with_the_file(
+    trained: Trained, script: Script, tmp_path: Path
+) -> None:
+    own = find_checkpoint(trained.path, "last").tokenizer
+    path = forged(trained, tmp_path, tokenizer=own | {"characters": own["characters"][:-5]})
+    for words in ((GENERATE, path), (EVALUATE, path, "--text", "a boat", "--per-token")):
+        answer = script(*words)
+        assert (answer.code, answer.out) == (2, "")
+        assert answer.err == f"error: {path}: damaged: its tokenizer has 23 ids, its model 28; use another one\n"
 
 
 def test_a_text_and_the_same_in_a_file_score_the_same(trained: Trained, script: Script, tmp_path: Path) -> None:

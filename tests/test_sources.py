@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from minigpt import sources
+from minigpt import reading, sources
 from minigpt.config import DataConfig
 from minigpt.errors import UserError
-from minigpt.sources import fetch, known_sources, normalise_newlines, open_source, plain_play
+from minigpt.reading import normalise_newlines
+from minigpt.sources import fetch, known_sources, open_source, plain_play
 from minigpt.tokenizer import train_tokenizer
 
 PLAY = r"""# The Bridge
@@ -143,7 +144,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path, encoding: str) -> None:
 def test_line_ends_become_newlines_in_files_as_in_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr(sources, "CHUNK", 3)  # cuts some \r\n in two
+    monkeypatch.setattr(reading, "CHUNK", 3)  # cuts some \r\n in two
     written = f"one{end}{end}two{end} {end}three{end}"
     assert texts(tmp_path, source=write(tmp_path / "a.txt", written)) == ["one\n\ntwo\n \nthree\n"]
     assert normalise_newlines(written) == "one\n\ntwo\n \nthree\n"
@@ -174,24 +175,59 @@ def test_the_byte_tokenizer_takes_any_file_byte_by_byte(tmp_path: Path, content:
     (text,) = texts(tmp_path, source=source, tokenizer="byte")
     assert b"".join(map(byte.token_bytes, byte.encode(text))) == content
     assert texts(tmp_path, source=write(tmp_path / "b.txt", "é\r\n"), tokenizer="byte") == ["é\n"], "UTF-8 is text"
+    for spelling in ("UTF-8", "utf8", "U8"):
+        assert texts(tmp_path, source=source, tokenizer="byte", encoding=spelling) == [text]
     with pytest.raises(UserError, match="is not shift_jis text"):  # an encoding that was named is held to
         texts(tmp_path, source=write(tmp_path / "c.txt", b"\xff"), tokenizer="byte", encoding="shift_jis")
+
+
+def test_files_taken_byte_by_byte_are_named_once_and_looked_through_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, content in (("a", b"caf\xe9"), ("b", b"caf\xc3\xa9"), ("c", b"\xff\r\n")):
+        write(tmp_path / "texts" / f"{name}.txt", content)
+    note = "a.txt is not UTF-8: its bytes are taken as they are"
+    alone = open_source(DataConfig(source=str(tmp_path / "texts" / "a.txt"), tokenizer="byte"), tmp_path)
+    assert len(alone.notes) == 1 and alone.notes[0].endswith(note)
+    source = open_source(DataConfig(source=str(tmp_path / "texts"), tokenizer="byte"), tmp_path)
+    assert source.notes == (
+        f"{tmp_path / 'texts' / 'a.txt'} and 1 more are not UTF-8: their bytes are taken as they are",
+    )
+    assert open_source(DataConfig(source=str(tmp_path / "texts" / "b.txt"), tokenizer="byte"), tmp_path).notes == ()
+    monkeypatch.setattr("minigpt.reading.is_raw", None)
+    monkeypatch.setattr(sources, "is_raw", None)
+    for _ in range(2):
+        assert ["".join(text) for text in source.documents()] == ["caf\udce9", "café", "\udcff\r\n"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf16_without_a_mark_is_not_taken_for_utf8(tmp_path: Path, encoding: str) -> None:
+    text = "The river rose.\r\nIt fell.\n"
+    source = write(tmp_path / "a.txt", text.encode(encoding))
+    for given in ("utf-8", "cp1252"):
+        with pytest.raises(UserError, match=rf"a\.txt: .* NUL, as in {encoding} .*--data\.encoding {encoding}"):
+            texts(tmp_path, source=source, encoding=given)
+    assert texts(tmp_path, source=source, encoding=encoding) == [normalise_newlines(text)]
+    assert texts(tmp_path, source=source, tokenizer="byte") == [text.encode(encoding).decode()], "as it is"
+    assert texts(tmp_path, source=write(tmp_path / "b.txt", "a\0b, more text")) == ["a\0b, more text"]
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 1 << 20])
 def test_the_offset_counts_from_the_start_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
-    monkeypatch.setattr(sources, "CHUNK", chunk)
+    monkeypatch.setattr(reading, "CHUNK", chunk)
     for content, offset in (("é中😀".encode() + b"\xff.", 9), ("é中😀".encode() + b"\xe4\xb8", 9)):
         with pytest.raises(UserError, match=f"byte {offset} "):
             texts(tmp_path, source=write(tmp_path / "a.txt", content))
 
 
-@pytest.mark.parametrize("encoding", ["utf-99", "hex", "", "a\0b"])
+@pytest.mark.parametrize("encoding", ["utf-99", "hex", "base64", "rot13", "undefined", "", "a\0b"])
 def test_an_unknown_encoding_is_told(tmp_path: Path, encoding: str) -> None:
     with pytest.raises(UserError, match=r"data\.encoding = .*not a text encoding"):
         texts(tmp_path, source=write(tmp_path / "a.txt", "text"), encoding=encoding)
+    with pytest.raises(UserError, match=r"data\.encoding = "):
+        texts(tmp_path, source="tales", encoding=encoding)
 
 
 def test_identity_follows_content_and_reading_not_the_name(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_one_document_is_cut_by_characters(tmp_path: Path) -> None:
 def test_cuts_do_not_depend_on_how_the_text_comes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (JAPANESE * 30)[:1000]
     whole = open_text(tmp_path, text, tokenizer="byte", test_fraction=0.3)
-    monkeypatch.setattr("minigpt.sources.CHUNK", 7)
+    monkeypatch.setattr("minigpt.reading.CHUNK", 7)
     monkeypatch.setattr(corpus_module, "FORMAT", 0)  # so that nothing comes from the cache
     in_bits = open_text(tmp_path, text, tokenizer="byte", test_fraction=0.3)
     assert [len(part.tolist()) for part in (whole.train, whole.val, whole.test)] == [

@@ -8,7 +8,7 @@ import pytest
 from running import ROOT, Answer, Script
 
 from minigpt.errors import UserError
-from minigpt.inspection.student import check, parse_implementation, parse_names
+from minigpt.inspection.students.check import check, parse_implementation, parse_names
 
 COMPARE = ROOT / "scripts" / "compare_attention.py"
 

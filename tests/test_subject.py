@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import Trained
+from running import ROOT, Script, Trained
 
 from minigpt.cli import parse_options
 from minigpt.errors import UserError
 from minigpt.inspection.subject import Subject, add_run_arguments, add_text_arguments, load_subject, sequences
+
+COMPARE = ROOT / "scripts" / "compare_attention.py"
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +23,10 @@ def read(subject: Subject, *words: str) -> np.ndarray:
     parser = argparse.ArgumentParser()
     add_run_arguments(parser)
     add_text_arguments(parser)
-    return sequences(subject, parse_options(parser, ["run", *words]))
+    options = parse_options(parser, ["run", *words])
+    if options.unseen:
+        subject = load_subject(subject.checkpoint.path, unseen=options.unseen)
+    return sequences(subject, options)
 
 
 def test_windows_are_spread_evenly_over_a_part(subject: Subject, tmp_path: Path) -> None:
@@ -40,6 +45,18 @@ def test_one_text_is_one_sequence(subject: Subject, capsys: pytest.CaptureFixtur
         subject.tokenizer.encode(text)[:8].tolist()
     ]
     assert capsys.readouterr().err == "the text has 27 tokens: only the first 8 are read\n"
+
+
+def test_unseen_characters_can_be_left_out(
+    subject: Subject, script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert read(subject, "--text", "theΩ boat", "--unseen", "skip").tolist() == [
+        subject.tokenizer.encode("the boat").tolist()
+    ]
+    assert capsys.readouterr().err == "1 of 9 characters left out: the tokenizer has never seen them\n"
+    for command in (("heads",), ("ablate", "--head", "L0H0"), ("replace", "--all")):
+        answer = script(COMPARE, *command, subject.checkpoint.path, "--text", "theΩ boat", "--unseen", "skip")
+        assert answer.code == 0 and "1 of 9 characters left out" in answer.err
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from minigpt.bpe import BYTES, SPLIT_PATTERN
 from minigpt.errors import UserError
+from minigpt.sampling import StreamDecoder
 from minigpt.tokenizer import (
     END,
     BpeTokenizer,
-    StreamDecoder,
     Tokenizer,
     bpe_vocab_size,
     pieces,
@@ -101,8 +101,10 @@ def test_control_strings_are_plain_text(tokenizer: Tokenizer) -> None:
 def test_half_a_surrogate_pair_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=r"U\+D800"):
         train_tokenizer(name, ["abc"]).encode("ab\ud800")
+    with pytest.raises(UserError, match=r"U\+DCFF, .* for the byte 0xff that is no text in the console's encoding"):
+        train_tokenizer("char", ["abc"]).encode("ab\udcff")
     if name != "byte":
-        with pytest.raises(UserError, match=r"U\+DC00"):
+        with pytest.raises(UserError, match=r"U\+DC00, half of a surrogate pair and no character: remove it"):
             train_tokenizer(name, ["ab\udc00"])
 
 
@@ -131,6 +133,14 @@ def test_char_names_what_it_has_never_seen_and_the_ways_on() -> None:
         assert part in str(failure.value)
     with pytest.raises(UserError, match="and 90 more"):
         tokenizer.encode("".join(map(chr, range(0x4E00, 0x4E64))))
+
+
+@pytest.mark.parametrize(("unseen", "lost"), [("stop", 0), ("skip", 3), ("replace", 3)])
+def test_char_counts_what_it_loses(unseen: str, lost: int) -> None:
+    own = train_tokenizer("char", ["abc \n"]).to_dict()
+    assert tokenizer_from_dict(own, unseen=unseen).count_unseen("aZü" + "a" * 200_000 + "Z") == lost
+    assert tokenizer_from_dict({**own, "byte_fallback": True}, unseen=unseen).count_unseen("aZü") == 0
+    assert train_tokenizer("byte", []).count_unseen("aZü") == 0
 
 
 def test_char_with_a_size_keeps_frequent_characters_and_falls_back_to_bytes() -> None:

@@ -3,7 +3,6 @@
 One hook from outside is the only way to look and to intervene: the network has no switch for either.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -14,35 +13,11 @@ from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
 from minigpt.attention import CausalSelfAttention, attention, causal_mask
-from minigpt.errors import UserError
 
 TOLERANCE = 1e-5  # of the largest number in the layer's output
 
 # From "moves nothing" to "moves all", one hue, light to dark.
 LIGHT, DARK = np.array([247, 251, 255]), np.array([8, 48, 107])
-
-
-class Head(NamedTuple):
-    """One head, counted from 0 and written ``L1H2``."""
-
-    layer: int
-    head: int
-
-    def __str__(self) -> str:
-        return f"L{self.layer}H{self.head}"
-
-
-def parse_head(name: str, n_layer: int, n_head: int) -> Head:
-    """``L1H2`` → a head of a network that has it.
-
-    Raises:
-        UserError: for any other text, and for a head that is not there.
-    """
-    match = re.fullmatch(r"[Ll](\d+)[Hh](\d+)", name)
-    head = Head(int(match[1]), int(match[2])) if match else None
-    if head is None or head.layer >= n_layer or head.head >= n_head:
-        raise UserError(f"{name}: no such head; this model has L0H0 to {Head(n_layer - 1, n_head - 1)}")
-    return head
 
 
 class Looked(NamedTuple):

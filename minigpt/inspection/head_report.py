@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.inspection.compare import Closeness, Description, Null
+from minigpt.inspection.heads import Head
 
 NEAR, NEAR_UNIFORM = 0.5, 0.1  # largest total variation of a head that is named after a reference, and after uniform
 NONE = "none"
@@ -80,11 +81,6 @@ class HeadReport:
         return {name: float(getattr(self.description, name)[place]) for name in DESCRIPTIONS}
 
 
-def head_name(place: Place) -> str:
-    """Layer and head, from 0, as ``L1H2``."""
-    return f"L{place[0]}H{place[1]}"
-
-
 # ── for people ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -106,7 +102,7 @@ def _overview(told: HeadReport) -> str:
         shown = f"{NONE} ({_short(nearest, 11)})" if name == NONE and nearest else _short(name, 18)
         rows.append(
             (
-                head_name(place), shown,
+                str(Head(*place)), shown,
                 *(_number(values[key]) for key in ("total_variation", "lift", "mass", "argmax")),
                 _number(values["percentile"], 0), _number(described["normalised_entropy"]),
                 _number(described["effective_keys"], 1), _number(described["mean_distance"], 1),
@@ -127,7 +123,7 @@ def _details(told: HeadReport, reference: str) -> str:
     for place in told.heads:
         values = told.measures(reference, place)
         numbers = (_number(values[key], 1 if key == "percentile" else 3) for key in keys)
-        rows.append((head_name(place), *numbers))
+        rows.append((str(Head(*place)), *numbers))
     return "\n".join([*_folded(title), *_aligned(rows, left=1)])
 
 
@@ -166,7 +162,7 @@ def as_json(told: HeadReport) -> dict[str, Any]:
         "references": {name: _about_reference(told, name) for name in told.references},
         "heads": [
             {
-                "head": head_name(place),
+                "head": str(Head(*place)),
                 "name": told.name(place),
                 "nearest": told.nearest(place),
                 **_finite(told.descriptions(place)),
@@ -199,7 +195,7 @@ def as_csv(told: HeadReport) -> str:
     writer: csv.DictWriter[str] = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for place in told.heads:
-        common = {"head": head_name(place), "name": told.name(place), "nearest": told.nearest(place)}
+        common = {"head": str(Head(*place)), "name": told.name(place), "nearest": told.nearest(place)}
         for reference in told.references:
             numbers = {**told.descriptions(place), **told.measures(reference, place)}
             writer.writerow({**common, "reference": reference, **_finite(numbers)})

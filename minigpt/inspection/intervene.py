@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from minigpt.errors import UserError
-from minigpt.inspection.capture import Change, Head, attention_maps, looking, parse_head
+from minigpt.inspection.capture import Change, attention_maps, looking
 from minigpt.inspection.compare import Closeness, closeness, pooled
+from minigpt.inspection.heads import Head, parse_head
 from minigpt.inspection.patterns import Reference
 from minigpt.model import GPT
 

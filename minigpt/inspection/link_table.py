@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from minigpt.errors import UserError
-from minigpt.inspection.capture import Head
 from minigpt.inspection.dropping import LEAST_LEFT, MATCHED, Heads, Outcome, drop
+from minigpt.inspection.heads import Head
 from minigpt.inspection.links import Floats, LinkedText, Masses, link_masses, windows
+from minigpt.inspection.nulls import fresh_network
 from minigpt.inspection.subject import Subject
 from minigpt.model import GPT
 
@@ -117,14 +117,10 @@ def link_table(
 
 
 def fresh_networks(subject: Subject, count: int) -> Iterator[GPT]:
-    """Networks like the subject's with first weights of other seeds; torch's own random state is left as it was."""
-    from minigpt.assembly import build_model
-
-    config = subject.checkpoint.config
-    for seed in range(config.run.seed + 1, config.run.seed + 1 + count):
-        with torch.random.fork_rng(devices=[]):
-            fresh = config.with_values(run={"seed": seed, "device": "cpu"})
-            yield build_model(fresh, subject.model.vocab_size).eval()
+    """Networks like the subject's with first weights of other seeds."""
+    first = subject.checkpoint.config.run.seed + 1
+    for seed in range(first, first + count):
+        yield fresh_network(subject.model.config, subject.model.vocab_size, seed)
 
 
 # ── rows ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -66,12 +66,16 @@ class FreshNetworks:
         size = n_text * self.config.n_layer * self.config.n_head * length**2
         networks = max(1, NUMBERS_AT_ONCE // size)
         for start in range(0, len(self.seeds), networks):
-            yield np.stack([read_maps(self._fresh(seed), self.tokens) for seed in self.seeds[start : start + networks]])
+            group = self.seeds[start : start + networks]
+            fresh = [fresh_network(self.config, self.vocab_size, seed) for seed in group]
+            yield np.stack([read_maps(network, self.tokens) for network in fresh])
 
-    def _fresh(self, seed: int) -> GPT:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return GPT(self.config, self.vocab_size).eval()
+
+def fresh_network(config: ModelConfig, vocab_size: int, seed: int) -> GPT:
+    """A network before training, in evaluation mode; torch's own random state is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return GPT(config, vocab_size).eval()
 
 
 @torch.inference_mode()

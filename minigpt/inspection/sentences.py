@@ -19,7 +19,7 @@ from minigpt.errors import UserError
 from minigpt.inspection.capture import attention_maps
 from minigpt.inspection.subject import Subject
 from minigpt.inspection.words import Word, pool, words_of
-from minigpt.sources import normalise_newlines
+from minigpt.reading import normalise_newlines
 from minigpt.tokenizer import END
 
 Array = NDArray[Any]

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.cli import unescape
-from minigpt.corpus import open_corpus
+from minigpt.corpus import held_back, open_corpus
 from minigpt.errors import UserError
-from minigpt.sources import normalise_newlines, read_text, takes_any_bytes
+from minigpt.reading import normalise_newlines, whole_text
 from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
+from minigpt.unseen import encoded
 
 if TYPE_CHECKING:
     from minigpt.model import GPT  # torch: a second that --help need not wait
@@ -54,10 +55,15 @@ def add_text_arguments(parser: argparse.ArgumentParser, *, sequences: int = SEQU
     parser.add_argument(
         "--length", type=int, default=0, metavar="T", help=f"tokens a window (default: the context, {LONGEST} at most)"
     )
+    parser.add_argument(
+        "--unseen",
+        choices=["stop", "skip", "replace"],
+        help="characters the tokenizer has never seen (default: as in the run)",
+    )
 
 
-def load_subject(run: Path, which: str = "best") -> Subject:
-    """The model of a run.
+def load_subject(run: Path, which: str = "best", *, unseen: str | None = None) -> Subject:
+    """The model of a run; ``unseen`` changes what becomes of characters that its tokenizer has never seen.
 
     Raises:
         UserError: if there is none.
@@ -65,7 +71,7 @@ def load_subject(run: Path, which: str = "best") -> Subject:
     from minigpt.assembly import load_model
 
     checkpoint = find_checkpoint(run, which)
-    return Subject(checkpoint, tokenizer_from_dict(checkpoint.tokenizer), load_model(checkpoint, "cpu"))
+    return Subject(checkpoint, tokenizer_from_dict(checkpoint.tokenizer, unseen=unseen), load_model(checkpoint, "cpu"))
 
 
 def sequences(subject: Subject, options: argparse.Namespace) -> NDArray[np.int64]:
@@ -84,7 +90,7 @@ def sequences(subject: Subject, options: argparse.Namespace) -> NDArray[np.int64
         raise UserError(f"{name}: {len(tokens)} tokens; at least 2 are needed")
     if options.text is not None:
         if len(tokens) > length:
-            print(f"the text has {len(tokens)} tokens: only the first {length} are read", file=sys.stderr)
+            say(f"the text has {len(tokens)} tokens: only the first {length} are read")
         return tokens[None, :length].astype(np.int64)
     length = min(length, len(tokens))
     count = min(options.sequences, len(tokens) // length)
@@ -92,20 +98,24 @@ def sequences(subject: Subject, options: argparse.Namespace) -> NDArray[np.int64
     return tokens[starts[:, None] + np.arange(length)].astype(np.int64)
 
 
+def say(sentence: str) -> None:
+    """Tell on stderr."""
+    print(sentence, file=sys.stderr)
+
+
 def _tokens(subject: Subject, options: argparse.Namespace) -> tuple[NDArray[Any], str]:
     data = subject.checkpoint.config.data
     if options.text is not None:
-        return subject.tokenizer.encode(normalise_newlines(unescape(options.text))), "--text"
+        return encoded(subject.tokenizer, normalise_newlines(unescape(options.text)), say), "--text"
     if options.file:
-        text = "".join(read_text(options.file, data.encoding, any_bytes=takes_any_bytes(data)))
-        return subject.tokenizer.encode(text), str(options.file)
+        return encoded(subject.tokenizer, whole_text(options.file, data, say), say), str(options.file)
     corpus = open_corpus(
         data,
         context_length=subject.context_length,
         seed=subject.checkpoint.config.run.seed,
         tokenizer=subject.tokenizer,
     )
-    part = corpus.val if options.source == "val" else corpus.test
-    if not len(part):
-        raise UserError(f"--source {options.source}: the run held no such part back (data.{options.source}_fraction)")
+    part = held_back(corpus, data, options.source)
+    for note in corpus.notes:
+        say(note)
     return part, f"{data.source} ({options.source})"

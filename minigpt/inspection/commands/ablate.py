@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     from minigpt.inspection.intervene import HEADING, ablate, bootstrap, facts, pair_excess, sequence_losses, watched
 
-    subject = load_subject(options.run, options.which)
+    subject = load_subject(options.run, options.which, unseen=options.unseen)
     groups = chosen_groups(subject.model, options)
     tokens = sequences(subject, options)
     before = sequence_losses(subject.model, tokens)

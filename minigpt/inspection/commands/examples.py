@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.errors import UserError
-from minigpt.inspection.agreement import TOLERANCE, Agreement, FirstWrong, compare
-from minigpt.inspection.cases import Case
-from minigpt.inspection.examples import Examples, load_examples
-from minigpt.inspection.pencil import matrix, pencil
-from minigpt.inspection.worked import plain_steps
+from minigpt.inspection.worked.agreement import TOLERANCE, Agreement, FirstWrong, compare
+from minigpt.inspection.worked.cases import Case
+from minigpt.inspection.worked.examples import Examples, load_examples
+from minigpt.inspection.worked.pencil import matrix, pencil
+from minigpt.inspection.worked.plain_steps import plain_steps
 
 NAME_WIDTH = 20
 COLUMNS = {"numpy": 8, "torch": 8, "fused": 8, "kernel": 11, "cached": 11}  # in float64, and their widths
@@ -82,15 +82,15 @@ def run(options: argparse.Namespace) -> int:
 
 def _judge_own(options: argparse.Namespace) -> int:
     """Run the student's code and tell what is wrong with it, if anything is."""
-    from minigpt.inspection import student
-    from minigpt.inspection.student_report import as_object, as_text
+    from minigpt.inspection.students.check import check, parse_implementation, parse_names
+    from minigpt.inspection.students.report import as_object, as_text
 
     if options.names or options.steps:
         raise UserError("--impl goes with neither names of examples nor --steps: it is judged by all examples")
-    verdict = student.check(
-        student.parse_implementation(options.impl),
+    verdict = check(
+        parse_implementation(options.impl),
         examples=options.examples,
-        names=student.parse_names(options.attributes),
+        names=parse_names(options.attributes),
         time_limit=options.time_limit,
     )
     print(json.dumps(as_object(verdict, options.impl)) if options.json else as_text(verdict, options.impl))
@@ -117,7 +117,7 @@ Results = dict[Case, list[Result]]
 
 def results_of(case: Case) -> list[Result]:
     """One example in every way: NumPy in float64, the others in both number types."""
-    from minigpt.inspection.implementations import IMPLEMENTATIONS, computed
+    from minigpt.inspection.worked.implementations import IMPLEMENTATIONS, computed
 
     results = []
     for implementation in IMPLEMENTATIONS:

@@ -22,7 +22,8 @@ import numpy as np
 from minigpt.checkpoint import write_whole
 from minigpt.errors import UserError
 from minigpt.inspection.compare import Closeness, Maps, Null, closeness, describe, pooled
-from minigpt.inspection.head_report import HeadReport, Place, as_csv, as_json, as_text, head_name
+from minigpt.inspection.head_report import HeadReport, Place, as_csv, as_json, as_text
+from minigpt.inspection.heads import Head
 from minigpt.inspection.maps import read_foreign_maps, read_foreign_tokens
 from minigpt.inspection.patterns import Pattern, Reference, Tokens, Vocabulary, parse_reference
 from minigpt.inspection.subject import add_text_arguments, load_subject, sequences
@@ -104,7 +105,7 @@ class Material:
 def _of_run(options: argparse.Namespace) -> Material:
     from minigpt.inspection.nulls import FreshNetworks, kept_nulls, read_maps
 
-    subject = load_subject(options.run, options.which)
+    subject = load_subject(options.run, options.which, unseen=options.unseen)
     tokens = sequences(subject, options)
     config = subject.checkpoint.config
     fresh = FreshNetworks(config.model, subject.model.vocab_size, config.run.seed, tokens)
@@ -153,7 +154,7 @@ def _heads(name: str | None, material: Material) -> list[Place]:
     n_layer, n_head = material.maps.shape[1:3]
     if name is None:
         return [(layer, head) for layer in range(n_layer) for head in range(n_head)]
-    from minigpt.inspection.capture import parse_head
+    from minigpt.inspection.heads import parse_head
 
     return [parse_head(name, n_layer, n_head)]
 
@@ -170,9 +171,9 @@ def _judge(head: Place, reference: Reference, material: Material, options: argpa
     distance, most = float(close.total_variation[head]), options.max_tv
     holds = distance <= most
     if options.json:
-        verdict = {"head": head_name(head), "reference": reference.name, "total_variation": distance, "max_tv": most}
+        verdict = {"head": str(Head(*head)), "reference": reference.name, "total_variation": distance, "max_tv": most}
         print(json.dumps({**material.about, **verdict, "holds": holds}))
-    sentence = f"{head_name(head)}: total variation {distance:.4f} from {reference.name}, "
+    sentence = f"{Head(*head)}: total variation {distance:.4f} from {reference.name}, "
     sentence += f"{'at most' if holds else 'above'} {most:g}"
     print(sentence, file=sys.stderr if options.json or not holds else sys.stdout)
     return 0 if holds else 1

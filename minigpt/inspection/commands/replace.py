@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from minigpt.inspection.subject import add_run_arguments, add_text_arguments, load_subject, sequences
 
 if TYPE_CHECKING:
-    from minigpt.inspection.capture import Head
     from minigpt.inspection.compare import Closeness
+    from minigpt.inspection.heads import Head
     from minigpt.inspection.intervene import Interval
 
     Effects = Mapping[tuple[Head, str], Interval]  # by head and reference's name
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     )
     from minigpt.inspection.patterns import parse_reference
 
-    subject = load_subject(options.run, options.which)
+    subject = load_subject(options.run, options.which, unseen=options.unseen)
     heads = heads_of(subject.model, options.head or ())
     names = dict.fromkeys(options.ref or REFERENCES)  # each once
     references = [parse_reference(name, subject.tokenizer) for name in names]

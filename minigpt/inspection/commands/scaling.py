@@ -13,7 +13,7 @@ import json
 import textwrap
 
 from minigpt.errors import UserError
-from minigpt.inspection.scaling import N_KEY, ScalingRow, Spread, scaling_table
+from minigpt.inspection.worked.scaling import N_KEY, ScalingRow, Spread, scaling_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

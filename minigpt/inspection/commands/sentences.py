@@ -78,7 +78,7 @@ def chosen_heads(subject: Subject, readings: "list[list[Reading]]", names: list[
     Raises:
         UserError: for a name that is no head of the model.
     """
-    from minigpt.inspection.capture import Head, parse_head
+    from minigpt.inspection.heads import Head, parse_head
 
     config = subject.model.config
     if names:
@@ -135,7 +135,7 @@ def compared_rows(
 
 def weights_of(reading: "Reading", head: str) -> "Array":
     """The map (W, W) of a head, or the mean over all."""
-    from minigpt.inspection.capture import parse_head
+    from minigpt.inspection.heads import parse_head
 
     return reading.maps.mean(axis=(0, 1)) if head == MEAN else reading.maps[parse_head(head, *reading.maps.shape[:2])]
 
@@ -196,7 +196,7 @@ def _wrapped(text: str) -> list[str]:
 
 def reference_lines(reference: "ReferenceRow", steps: list[int], found: "list[RowComparison]") -> list[str]:
     """A published row, and the rows of the heads nearest to it."""
-    from minigpt.inspection.capture import Head
+    from minigpt.inspection.heads import Head
 
     words = [word if len(word) <= 8 else word[:5] + "..." for word in reference.words]
     query = f'"{reference.query}"'

@@ -21,11 +21,11 @@ import numpy as np
 import minigpt
 from minigpt.config import nearest
 from minigpt.errors import UserError
-from minigpt.inspection.diagnosis import Verdict, judge
-from minigpt.inspection.examples import load_examples
-from minigpt.inspection.student_calls import Answer, Series
-from minigpt.inspection.student_layer import NAMES
-from minigpt.inspection.trials import asked_of_functions, asked_of_layers
+from minigpt.inspection.students.calls import Answer, Series
+from minigpt.inspection.students.diagnosis import Verdict, judge
+from minigpt.inspection.students.layer import NAMES
+from minigpt.inspection.students.trials import asked_of_functions, asked_of_layers
+from minigpt.inspection.worked.examples import load_examples
 
 TIME_LIMIT = 30.0  # seconds
 LONGEST_ANSWER = 100_000_000  # bytes; a thousand times what is expected
@@ -140,7 +140,7 @@ def _run(request: dict[str, Any], time_limit: float) -> tuple[list[dict[str, Any
         }
         nowhere = subprocess.DEVNULL
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "minigpt.inspection.student_process", str(asked), str(answers)],
+            [sys.executable, "-P", "-m", "minigpt.inspection.students.process", str(asked), str(answers)],
             stdin=nowhere,
             stdout=nowhere,
             stderr=nowhere,

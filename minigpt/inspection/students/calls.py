@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigpt.inspection.steps import Inputs
-from minigpt.inspection.student_arguments import (
+from minigpt.inspection.students.arguments import (
     CONVENTIONS,
     FLAG,
     OWN_CAUSAL,
@@ -29,8 +28,9 @@ from minigpt.inspection.student_arguments import (
     mask_of,
     mask_parameter,
 )
-from minigpt.inspection.student_layer import Layer, Unusable
-from minigpt.inspection.trials import BIAS, PROBES, Trial, without_mask
+from minigpt.inspection.students.layer import Layer, Unusable
+from minigpt.inspection.students.steps import Inputs
+from minigpt.inspection.students.trials import BIAS, PROBES, Trial, without_mask
 
 OK, RAISED, SHAPE, TYPE = "ok", "raised", "shape", "type"
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from minigpt.inspection.steps import RIGHT, Steps
+from minigpt.inspection.students.steps import RIGHT, Steps
 
 PROJECTION, SCORES, SCALING, MASK = "projection", "raw scores", "scaling", "mask"
 SOFTMAX, SUM, MERGE, OUTPUT = "softmax", "weighted sum", "merge", "output projection"

@@ -10,10 +10,10 @@ from functools import cached_property
 
 import numpy as np
 
-from minigpt.inspection.mistakes import OVERFLOW, Mistake, candidates, made_of
-from minigpt.inspection.steps import Array, compute
-from minigpt.inspection.student_calls import OK, Answer, Series
-from minigpt.inspection.trials import BIAS, Trial
+from minigpt.inspection.students.calls import OK, Answer, Series
+from minigpt.inspection.students.mistakes import OVERFLOW, Mistake, candidates, made_of
+from minigpt.inspection.students.steps import Array, compute
+from minigpt.inspection.students.trials import BIAS, Trial
 
 TOLERANCE = 1e-5  # float32: |got − x| ≤ 1e-5 + 1e-5·|x|
 FIT = 1e-4  # of the largest number: wrong steps can magnify rounding

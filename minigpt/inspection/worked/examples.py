@@ -16,8 +16,8 @@ import numpy as np
 
 from minigpt.config import nearest
 from minigpt.errors import UserError
-from minigpt.inspection.cases import AttentionCase, Case, MultiHeadCase, Part, ReferenceRow
-from minigpt.inspection.fields import Array, Fields
+from minigpt.inspection.worked.cases import AttentionCase, Case, MultiHeadCase, Part, ReferenceRow
+from minigpt.inspection.worked.fields import Array, Fields
 
 
 @dataclass(frozen=True, eq=False)

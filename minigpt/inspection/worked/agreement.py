@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minigpt.inspection.fields import Array
+from minigpt.inspection.worked.fields import Array
 
 Steps = dict[str, Array]
 """Name of a step → its numbers, in order of computation."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minigpt.inspection.mistakes import MASK, SCALING, SCORES, SOFTMAX, SUM
-from minigpt.inspection.steps import Array, Inputs, expected_weights
-from minigpt.inspection.student_calls import Answer
-from minigpt.inspection.trials import Trial
+from minigpt.inspection.students.calls import Answer
+from minigpt.inspection.students.mistakes import MASK, SCALING, SCORES, SOFTMAX, SUM
+from minigpt.inspection.students.steps import Array, Inputs, expected_weights
+from minigpt.inspection.students.trials import Trial
 
 UNKNOWN = "no known mistake gives these numbers"
 CLOSE = 1e-4

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from minigpt.inspection.cases import AttentionCase, MultiHeadCase, is_causal
-from minigpt.inspection.examples import Examples
-from minigpt.inspection.steps import Array, Inputs, Mask, Projections, compute
+from minigpt.inspection.students.steps import Array, Inputs, Mask, Projections, compute
+from minigpt.inspection.worked.cases import AttentionCase, MultiHeadCase, is_causal
+from minigpt.inspection.worked.examples import Examples
 
 SEED = 1
 PROBES = ("drawn: 5 tokens", "drawn: 5 tokens, causal")  # plain enough for every implementation

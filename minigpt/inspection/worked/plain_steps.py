@@ -7,9 +7,9 @@ import numpy as np
 
 from minigpt import plain
 from minigpt.config import ModelConfig
-from minigpt.inspection.agreement import Steps
-from minigpt.inspection.cases import AttentionCase, Case, MultiHeadCase, Part
-from minigpt.inspection.fields import Array
+from minigpt.inspection.worked.agreement import Steps
+from minigpt.inspection.worked.cases import AttentionCase, Case, MultiHeadCase, Part
+from minigpt.inspection.worked.fields import Array
 from minigpt.normal_form import from_tensors, rotary_angles, sinusoidal_positions
 
 

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from minigpt.inspection.evidence import Answered, Evidence, Mistakes, close, overflown, weigh
-from minigpt.inspection.mistakes import INVERTED, ONLY_WEIGHTS, ORDER, OVERFLOW, WEIGHTS_FIRST
-from minigpt.inspection.narrowing import Finding, narrow
-from minigpt.inspection.steps import Array, expected_weights
-from minigpt.inspection.student_arguments import FLAG, NO_MASK, OWN_CAUSAL
-from minigpt.inspection.student_calls import OK, RAISED, SHAPE, Answer, Series
-from minigpt.inspection.trials import BIAS, Trial
+from minigpt.inspection.students.arguments import FLAG, NO_MASK, OWN_CAUSAL
+from minigpt.inspection.students.calls import OK, RAISED, SHAPE, Answer, Series
+from minigpt.inspection.students.evidence import Answered, Evidence, Mistakes, close, overflown, weigh
+from minigpt.inspection.students.mistakes import INVERTED, ONLY_WEIGHTS, ORDER, OVERFLOW, WEIGHTS_FIRST
+from minigpt.inspection.students.narrowing import Finding, narrow
+from minigpt.inspection.students.steps import Array, expected_weights
+from minigpt.inspection.students.trials import BIAS, Trial
 
 
 @dataclass(frozen=True, eq=False)

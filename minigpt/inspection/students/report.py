@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from minigpt.inspection.diagnosis import Verdict
-from minigpt.inspection.pencil import WIDTH, matrix
-from minigpt.inspection.steps import Array
+from minigpt.inspection.students.diagnosis import Verdict
+from minigpt.inspection.students.steps import Array
+from minigpt.inspection.worked.pencil import WIDTH, matrix
 
 
 def as_text(verdict: Verdict, implementation: str) -> str:

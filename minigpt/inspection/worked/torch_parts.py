@@ -18,9 +18,9 @@ from minigpt.attention import (
     sinusoidal_positions,
 )
 from minigpt.config import ModelConfig
-from minigpt.inspection.cases import Part
-from minigpt.inspection.fields import Array
-from minigpt.inspection.worked import block_config, block_tensors
+from minigpt.inspection.worked.cases import Part
+from minigpt.inspection.worked.fields import Array
+from minigpt.inspection.worked.plain_steps import block_config, block_tensors
 from minigpt.kernels import RMS_EPSILON, rms_norm
 from minigpt.model import MLP, Block, Norm
 

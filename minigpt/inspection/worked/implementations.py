@@ -25,11 +25,11 @@ from minigpt.attention import (
     split_heads,
 )
 from minigpt.config import ModelConfig
-from minigpt.inspection.agreement import Steps
-from minigpt.inspection.cases import AttentionCase, Case, MultiHeadCase, Part
-from minigpt.inspection.fields import Array
-from minigpt.inspection.torch_parts import TORCH_PARTS, tensor, token_by_token
-from minigpt.inspection.worked import plain_steps, share_heads
+from minigpt.inspection.worked.agreement import Steps
+from minigpt.inspection.worked.cases import AttentionCase, Case, MultiHeadCase, Part
+from minigpt.inspection.worked.fields import Array
+from minigpt.inspection.worked.plain_steps import plain_steps, share_heads
+from minigpt.inspection.worked.torch_parts import TORCH_PARTS, tensor, token_by_token
 
 IMPLEMENTATIONS = ("numpy", "torch", "fused", "kernel", "cached")
 NO_SUCH_FORM = "-"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minigpt.inspection.fields import Array
+from minigpt.inspection.worked.fields import Array
 from minigpt.plain import softmax
 
 SIZES = tuple(2**power for power in range(1, 11))

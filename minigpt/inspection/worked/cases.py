@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minigpt.inspection.fields import Array
+from minigpt.inspection.worked.fields import Array
 
 
 def is_causal(mask: Array | None, shape: Sequence[int]) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from minigpt.inspection.steps import Array, Projections
+from minigpt.inspection.students.steps import Array, Projections
 
 NAMES = {"query": "query_linear", "key": "key_linear", "value": "value_linear", "output": "output_linear"}
 SIZES = (12, 3)  # d_model and heads of the object that is made to look at

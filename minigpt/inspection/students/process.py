@@ -1,4 +1,4 @@
-"""The process a student's file is run in: ``python -m minigpt.inspection.student_process REQUEST ANSWERS``.
+"""The process a student's file is run in: ``python -m minigpt.inspection.students.process REQUEST ANSWERS``.
 
 REQUEST is a file of JSON. ANSWERS is written line by line, so that whoever waits knows what was going on when this
 process was lost: ``{"doing": ...}`` before each call, ``{"series": ...}`` with numbers, ``{"problem": ...}``,
@@ -18,11 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from minigpt.inspection.evidence import weigh
-from minigpt.inspection.examples import load_examples
-from minigpt.inspection.student_calls import Series, ask_function, ask_layer
-from minigpt.inspection.student_layer import Layer, Unusable
-from minigpt.inspection.trials import asked_of_functions, asked_of_layers
+from minigpt.inspection.students.calls import Series, ask_function, ask_layer
+from minigpt.inspection.students.evidence import weigh
+from minigpt.inspection.students.layer import Layer, Unusable
+from minigpt.inspection.students.trials import asked_of_functions, asked_of_layers
+from minigpt.inspection.worked.examples import load_examples
 
 Tell = Callable[[dict[str, Any]], None]
 

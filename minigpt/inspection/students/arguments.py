@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigpt.inspection.steps import Inputs, Mask
-from minigpt.inspection.student_layer import Unusable
+from minigpt.inspection.students.layer import Unusable
+from minigpt.inspection.students.steps import Inputs, Mask
 
 CONVENTIONS = ("bool", "0/1", "additive")  # a mask True = may look; its numbers; 0 and -inf to be added
 NO_MASK, OWN_CAUSAL, FLAG = "no mask", "own causal", "flag"  # functions that take no mask, or ``causal=True``

@@ -5,10 +5,10 @@ import textwrap
 
 import numpy as np
 
-from minigpt.inspection.agreement import Steps
-from minigpt.inspection.cases import AttentionCase, Case, MultiHeadCase, Part
-from minigpt.inspection.fields import Array
-from minigpt.inspection.worked import plain_steps
+from minigpt.inspection.worked.agreement import Steps
+from minigpt.inspection.worked.cases import AttentionCase, Case, MultiHeadCase, Part
+from minigpt.inspection.worked.fields import Array
+from minigpt.inspection.worked.plain_steps import plain_steps
 
 WIDTH = 80
 MOST_ROWS = 12

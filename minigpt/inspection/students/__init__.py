@@ -1,0 +1,1 @@
+"""A student's own attention: run apart, held against the worked examples, and its mistake named."""

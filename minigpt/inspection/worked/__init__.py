@@ -1,0 +1,1 @@
+"""The worked examples: read, computed by every implementation, shown step by step."""
