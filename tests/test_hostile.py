@@ -1,17 +1,16 @@
 """Damaged and hostile files: the next older good one with a sentence, or an error that names the file; nothing runs."""
 
-import ast
 import json
 import tracemalloc
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Tables
-from running import EVALUATE, GENERATE, ROOT, TRAIN, Script
+from running import EVALUATE, GENERATE, TRAIN, Script
 from tiny_runs import after, begun, told
 
 from minigpt import rows, sources
@@ -237,7 +236,8 @@ def test_an_endless_line_is_refused_in_little_memory(
     monkeypatch.setattr(rows, "LONGEST_ROW", 2**22)
     with (tmp_path / name).open("wb") as file:
         file.write(b'{"text": "one"}\n')
-        file.truncate(64 * 2**20)  # of NUL characters, without a line end
+        for _ in range(24):
+            file.write(b"x" * 2**20)
     source = open_source(DataConfig(source=str(tmp_path / name)), tmp_path)
     tracemalloc.start()
     try:
@@ -296,35 +296,3 @@ def test_a_damaged_archive_is_named(tmp_path: Path, record_property: Record) -> 
     path.write_bytes(content[: len(content) // 2])
     assert f"{path}: damaged" in told(read_plays, path)
     record_property("tried", len(content) + 1)
-
-
-# ── nothing is executed ────────────────────────────────────────────────────────────────────────────────────────
-
-MODULES = {"cPickle", "dill", "joblib", "marshal", "shelve", "cloudpickle", "yaml"}
-CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.save", "torch.jit.load"}
-
-
-def calls(tree: ast.AST) -> Iterator[tuple[str, dict[str | None, str]]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), {word.arg: ast.unparse(word.value) for word in node.keywords}
-
-
-def test_nothing_here_can_execute_what_it_loads(record_property: Record) -> None:
-    files = [*(ROOT / "minigpt").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
-    for path in files:
-        if path.name == "peers.py":  # measures another project, which saves its models no other way
-            continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not MODULES & {name.partition(".")[0] for name in names}, path
-            assert not (isinstance(node, ast.ImportFrom) and node.module == "pickle"), path
-        for name, keywords in calls(tree):
-            assert name not in CALLS and not name.startswith("pickle.") and not name.endswith(".extractall"), path
-            assert keywords.get("shell", "False") == "False", path
-            if name in ("torch.load", "np.load"):
-                safe = {"torch.load": ("weights_only", "True"), "np.load": ("allow_pickle", "False")}[name]
-                assert keywords.get(safe[0]) == safe[1], path
-    record_property("tried", len(files))
