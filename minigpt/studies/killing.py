@@ -67,9 +67,9 @@ def kills(times: int, seed: int) -> Iterator[Kill]:
                 if not whole.killed(folder, moment):
                     break  # it had come to its end before
                 struck.append((moment, _last_step(folder / "run")))
-            differences = whole.differences(whole.finished(folder)) if struck else []
+            found = differences(whole.path, whole.finished(folder)) if struck else []
             for moment, step in struck:
-                yield Kill(whole.name, moment, step, differences)
+                yield Kill(whole.name, moment, step, found)
             done += len(struck)
             shutil.rmtree(folder)
 
@@ -124,26 +124,26 @@ class Whole:
             raise UserError(f"a run ({self.name}) that should have come to its end did not:\n{told[-2000:]}")
         return run
 
-    def differences(self, run: Path) -> list[str]:
-        """What is not the same in another run: files, arrays, headers, logged rows."""
-        found = []
-        (ours, _), (theirs, complaints) = (
-            list_checkpoints(path / "checkpoints", verify=True) for path in (self.path, run)
-        )
-        if [c.step for c in ours] != [c.step for c in theirs] or complaints:
-            found.append(f"checkpoints of steps {[c.step for c in theirs]} {' '.join(complaints)}")
-        for one, other in zip(ours, theirs, strict=False):
-            for kind in ("model", "optimizer"):
-                arrays, same = one.tensors(kind), other.tensors(kind)
-                if arrays.keys() != same.keys() or any(a.tobytes() != same[n].tobytes() for n, a in arrays.items()):
-                    found.append(f"{kind} of step {one.step}")
-            if any(one.metadata[key] != other.metadata[key] for key in ("val_loss", "best_val_loss", "train_loss")):
-                found.append(f"losses of step {one.step}")
-        if _rows(run) != _rows(self.path):
-            found.append("metrics.jsonl")
-        if left := [path.name for path in run.rglob("*.tmp")]:
-            found.append(f"left behind: {', '.join(left)}")
-        return found
+
+def differences(whole: Path, run: Path) -> list[str]:
+    """What is not the same in two runs: checkpoints, their arrays and losses, logged rows; and files half-written."""
+    found = []
+    ours, _ = list_checkpoints(whole / "checkpoints", verify=True)
+    theirs, complaints = list_checkpoints(run / "checkpoints", verify=True)
+    if [c.step for c in ours] != [c.step for c in theirs] or complaints:
+        found.append(f"checkpoints of steps {[c.step for c in theirs]} {' '.join(complaints)}")
+    for one, other in zip(ours, theirs, strict=False):
+        for kind in ("model", "optimizer"):
+            arrays, same = one.tensors(kind), other.tensors(kind)
+            if arrays.keys() != same.keys() or any(a.tobytes() != same[n].tobytes() for n, a in arrays.items()):
+                found.append(f"{kind} of step {one.step}")
+        if any(one.metadata[key] != other.metadata[key] for key in ("val_loss", "best_val_loss", "train_loss")):
+            found.append(f"losses of step {one.step}")
+    if _rows(run) != _rows(whole):
+        found.append("metrics.jsonl")
+    if left := [path.name for path in run.rglob("*.tmp")]:
+        found.append(f"left behind: {', '.join(left)}")
+    return found
 
 
 def _last_step(run: Path) -> int | None:

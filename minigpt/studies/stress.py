@@ -1,9 +1,13 @@
-"""Do to minigpt what happens to programs: kill it, feed it rubbish, let it run for long.
+"""Do to minigpt what happens to programs: kill it, feed it rubbish, run it long.
 
-  python -m minigpt.studies.stress kill --times 100     SIGKILL at random moments; equal ends, bit for bit?
-  python -m minigpt.studies.stress fuzz --inputs 10000  random files, options and headers; a sentence or a result?
-  python -m minigpt.studies.stress memory               20,000 steps with everything on; does memory grow?
-  python -m minigpt.studies.stress report               all faults in a Markdown table, each tried now, a few minutes
+  python -m minigpt.studies.stress kill --times 100
+      SIGKILL at random moments of a training: equal ends, bit for bit?
+  python -m minigpt.studies.stress fuzz --inputs 10000
+      random files, options and headers: a result or a sentence?
+  python -m minigpt.studies.stress memory
+      20,000 steps with everything on: does memory grow?
+  python -m minigpt.studies.stress report
+      all faults, each tried now, in a Markdown table (a few minutes)
 
 Exit code 1 if something did not hold.
 """
@@ -28,7 +32,9 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("what", choices=["kill", "fuzz", "memory", "report"], help="what to do")
+    parser.add_argument(
+        "what", choices=["kill", "fuzz", "memory", "report"], metavar="WHAT", help="kill, fuzz, memory or report"
+    )
     parser.add_argument("--times", type=int, default=100, metavar="N", help="kill: processes that are killed (100)")
     parser.add_argument("--inputs", type=int, default=10_000, metavar="N", help="fuzz: inputs in all (10000)")
     parser.add_argument("--steps", type=int, default=20_000, metavar="N", help="memory: steps (20000)")
@@ -45,7 +51,7 @@ def kill(options: argparse.Namespace) -> int:
         equal += not one.differences
         saved = "nothing saved" if one.saved_step is None else f"step {one.saved_step} saved"
         end = "equal" if not one.differences else "DIFFERENT: " + "; ".join(one.differences)
-        print(f"{number:4}/{options.times}  {one.kind:10}  after {one.seconds:5.2f} s  {saved:16}  {end}", flush=True)
+        print(f"{number:4}/{options.times}  {one.kind:10}  at {one.seconds:5.2f} s  {saved:14}  {end}", flush=True)
     print(f"{options.times} killed, {equal} ended bit for bit as the run that nobody disturbed")
     return 0 if equal == options.times else 1
 
