@@ -19,7 +19,7 @@ from minigpt.config import DataConfig, read_toml, validate
 from minigpt.corpus import Corpus, open_corpus
 from minigpt.errors import UserError
 from minigpt.launch import resume
-from minigpt.sources import open_source, read_plays
+from minigpt.sources import open_source, plain_play, read_plays
 
 Record = Callable[[str, object], None]
 TEXT = "the old miller counts seven lanterns before dawn.\n" * 30
@@ -284,15 +284,16 @@ def test_an_archive_that_swells_is_refused_in_little_memory(tmp_path: Path, monk
 
 
 def test_a_damaged_archive_is_named(tmp_path: Path, record_property: Record) -> None:
-    path = wheel(tmp_path / "x.whl", {"x/plays/a.md": b"**A**\nOne.\n" * 50})
+    text = "**A**\nOne.\n" * 50
+    path = wheel(tmp_path / "x.whl", {"x/plays/a.md": text.encode()})
     content, refused = path.read_bytes(), 0
     for place in range(len(content)):
         path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
         try:
-            read_plays(path)
+            assert read_plays(path) in ([plain_play(text)], []), "changed in a date or the like, or in the name"
         except UserError as error:
             refused += str(path) in str(error)
-    assert refused > 60, "the others are in dates, names and the like, and change no text"
+    assert refused > 60
     path.write_bytes(content[: len(content) // 2])
     assert f"{path}: damaged" in told(read_plays, path)
     record_property("tried", len(content) + 1)

@@ -65,16 +65,8 @@ def counts() -> dict[str, Count]:
     with tempfile.TemporaryDirectory() as scratch:
         results = Path(scratch) / "results.xml"
         words = [f"{TESTS / file}::{name}" for names in chosen.values() for file, name in names]
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "--tb=short",
-            "-o",
-            "junit_family=xunit1",
-            f"--junitxml={results}",
-            *dict.fromkeys(words),
-        ]
+        options = ["--tb=short", f"--junitxml={results}", "-o", "junit_family=xunit1"]  # the one that has properties
+        command = [sys.executable, "-m", "pytest", *options, *dict.fromkeys(words)]
         subprocess.run(command, cwd=TESTS.parent, stdout=sys.stderr, check=False)
         cases = list(ElementTree.parse(results).iter("testcase"))
     return {row: _count(cases, names) for row, names in chosen.items()}
