@@ -20,6 +20,7 @@ from minigpt.corpus import Corpus, open_corpus
 from minigpt.distributed import ALONE, World, check_divisible, processes_here
 from minigpt.errors import UserError
 from minigpt.model import GPT
+from minigpt.normal_form import from_checkpoint
 from minigpt.optim import Optimizers
 from minigpt.run import choose_device, choose_dtype, choose_threads, machine, needs_loss_scaler, run_name
 from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
@@ -90,7 +91,13 @@ def restored(checkpoint: Checkpoint, config: Config, world: World = ALONE) -> Pa
     prepare_machine(config)
     model = build_model(config, corpus.tokenizer.vocab_size, checkpoint)
     optimizers = build_optimizers(model, config, world)
-    optimizers.load_state(torch_tensors(checkpoint.tensors("optimizer")))
+    try:
+        optimizers.load_state(torch_tensors(checkpoint.tensors("optimizer")))
+    except (RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{checkpoint.path}: damaged, its optimizer's state does not fit its model ({reason})"
+        ) from None
     return Parts(config, corpus, model, optimizers, world)
 
 
@@ -195,26 +202,24 @@ def build_model(config: Config, vocab_size: int, checkpoint: Checkpoint | None =
     """
     torch.manual_seed(config.run.seed)
     try:
+        if checkpoint:
+            from_checkpoint(checkpoint)  # refuses what does not fit itself before memory is laid out for it
         model = GPT(config.model, vocab_size)
         if checkpoint:
             model.load_state_dict(torch_tensors(checkpoint.tensors("model")))
         return model.to(config.run.device)
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise UserError(
-                "the network does not fit in this machine's memory: choose a smaller model.d_model or model.n_layer"
-            ) from None
-        if checkpoint:
-            raise UserError(
-                f"{checkpoint.path}: damaged, its tensors are not those of its configuration; use another checkpoint"
-            ) from None
-        raise
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            "the network does not fit in this machine's memory: choose a smaller model.d_model or model.n_layer"
+        ) from None
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch could not get memory; only on CUDA does that have a class of its own."""
-    words = ("DefaultCPUAllocator", "can't allocate memory", "out of memory")
-    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
+def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """Whether there is not enough memory; of torch's errors only CUDA's has a class of its own."""
+    words = ("DefaultCPUAllocator", "can't allocate memory", "out of memory", "Storage size calculation overflowed")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
 def load_model(checkpoint: Checkpoint, device: str = "auto") -> GPT:
@@ -225,7 +230,7 @@ def load_model(checkpoint: Checkpoint, device: str = "auto") -> GPT:
     """
     config = checkpoint.config.with_values(run={"device": device, "dtype": "float32"})
     config = config.with_values(run=machine_choices(config))
-    vocab_size = len(checkpoint.tensors("model")["token_embedding.weight"])
+    vocab_size = len(checkpoint.tensors("model").get("token_embedding.weight", ()))
     return build_model(config, vocab_size, checkpoint).eval()
 
 

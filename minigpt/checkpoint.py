@@ -30,6 +30,8 @@ FORMAT = 1
 """Version of the file's layout; a reader refuses any other."""
 
 KINDS = ("model.", "optimizer.")
+LONGEST_HEADER = 1 << 25  # bytes, ten times those of the largest vocabulary; what claims more is not read
+_NUMBERS = ("val_loss", "best_val_loss", "validations_since_best", "train_loss", "tokens_seen", "seconds")
 _FILE_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})\.safetensors")
 
 
@@ -57,7 +59,7 @@ class Checkpoint:
         assert prefix in KINDS, kind
         with _opened(self.path) as file:
             names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 (not a dictionary)
-            return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+            return {name.removeprefix(prefix): _array(self.path, file, name) for name in names}
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -119,15 +121,15 @@ def read_checkpoint(path: Path, *, verify: bool = False) -> Checkpoint:
     with _opened(path) as file:
         header = _header(path, file.metadata())
         if verify:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            arrays = {name: _array(path, file, name) for name in file.keys()}  # noqa: SIM118
             stored = header.get("checksum")
             if stored != _checksum(arrays, {key: value for key, value in header.items() if key != "checksum"}):
                 raise UserError(f"{path}: damaged, its content does not match its checksum; use another checkpoint")
-    try:
-        config = validate(header["config"])
-    except UserError as error:
-        written_by = header.get("versions", {}).get("minigpt", "?")
-        raise UserError(f"{path}: its configuration, of minigpt {written_by}, does not fit here: {error}") from None
+        try:
+            config = validate(header["config"])
+        except UserError as error:
+            written_by = header.get("versions", {}).get("minigpt", "?")
+            raise UserError(f"{path}: its configuration, of minigpt {written_by}, does not fit here: {error}") from None
     loss = header.get("val_loss")
     return Checkpoint(
         path=path,
@@ -230,26 +232,47 @@ def find_checkpoint(
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     try:
+        with path.open("rb") as raw:
+            if (claimed := int.from_bytes(raw.read(8), "little")) > LONGEST_HEADER:
+                raise UserError(f"{path}: damaged or not a checkpoint (its header claims {claimed:,} bytes)")
         with safe_open(path, framework="numpy") as file:
             yield file
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RecursionError) as error:
         raise UserError(f"{path}: damaged or not a checkpoint ({error}); use another checkpoint") from None
+
+
+def _array(path: Path, file: Any, name: str) -> np.ndarray:
+    try:
+        return file.get_tensor(name)
+    except (AttributeError, TypeError, ValueError) as error:  # of a type or a shape that NumPy lacks
+        raise UserError(f"{path}: damaged, its array {name} can't be read ({error}); use another checkpoint") from None
 
 
 def _header(path: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
     try:
-        header = json.loads((metadata or {})["minigpt"])
+        header = json.loads((metadata or {})["minigpt"], parse_float=_finite, parse_constant=_finite)
         version = header["format"]
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{path}: holds arrays, but is not a checkpoint of minigpt") from None
     if version != FORMAT:
-        raise UserError(f"{path}: has format {version}, this minigpt reads format {FORMAT}; use the one that wrote it")
-    expected = {"step": int, "config": dict, "tokenizer": dict}
-    if not all(isinstance(header.get(key), kind) for key, kind in expected.items()):
-        raise UserError(f"{path}: damaged, its header lacks {', '.join(expected)}; use another checkpoint")
+        found = f"has format {str(version)[:20]}, this minigpt reads format {FORMAT}"
+        raise UserError(f"{path}: {found}; use the one that wrote it")
+    kinds = {"config": dict, "tokenizer": dict, "step": int, "versions": dict | None, "machine": dict | None}
+    kinds |= dict.fromkeys(_NUMBERS, int | float | None)
+    wrong = [key for key, kind in kinds.items() if not isinstance(header.get(key), kind)]
+    wrong += [key for key, value in header.items() if isinstance(value, int) and not 0 <= value < 2**63]
+    if wrong:
+        raise UserError(f"{path}: damaged, its header has no valid {', '.join(wrong)}; use another checkpoint")
     return header
+
+
+def _finite(text: str) -> float:
+    """A number of a JSON text, which can be NaN, Infinity or 1e999 in Python alone."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text}: not a finite number")
+    return number
 
 
 def _checksum(arrays: Mapping[str, np.ndarray], header: Mapping[str, Any]) -> str:

@@ -49,10 +49,13 @@ TYPED_TEXT = ("train.sample_prompt", "inspect.text")  # keys whose value is text
 
 
 class StopSignal:
-    """Ctrl-C or a request to end, caught while the context is open: the first is noted, the second ends at once."""
+    """Ctrl-C or a request to end, caught while the context is open: the first is noted, the second ends at once.
+
+    Before the training has asked for the first time there is nothing to save: one ends the program, which clears up.
+    """
 
     def __init__(self) -> None:
-        self.number = 0
+        self.number, self._asked = 0, False
         # Ctrl-Break exists on Windows alone.
         self._caught = [signal.SIGINT, signal.SIGTERM, *([signal.SIGBREAK] if sys.platform == "win32" else [])]
 
@@ -66,6 +69,7 @@ class StopSignal:
 
     def __call__(self) -> bool:
         """Whether one has come."""
+        self._asked = True
         return self.number > 0
 
     @property
@@ -77,8 +81,11 @@ class StopSignal:
         if self.number:
             os._exit(128 + number)
         self.number = number
+        after = b"stopping after this step and saving; once more ends at once"
         with contextlib.suppress(OSError):
-            os.write(2, b"\nstopping after this step and saving; once more ends at once\n")
+            os.write(2, b"\n%b\n" % (after if self._asked else b"ended before the training began"))
+        if not self._asked:
+            raise SystemExit(128 + number)
 
 
 def unescape(text: str) -> str:

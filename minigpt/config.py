@@ -6,6 +6,7 @@ what was derived.
 """
 
 import difflib
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,8 +20,9 @@ from minigpt.errors import UserError
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tales.toml"
 
-Count = Annotated[int, Field(ge=1)]
-CountOrAuto = Annotated[int, Field(ge=0)]
+LARGEST = 2**31 - 1  # of every count: what no library chokes on
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+CountOrAuto = Annotated[int, Field(ge=0, le=LARGEST)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -82,7 +84,9 @@ class ModelConfig(Section):
     n_kv_head: CountOrAuto = Field(default=0, description="key/value heads, shared by groups of query heads; 0: n_head")
     d_model: Count = Field(default=128, description="width of the residual stream")
     d_ff: CountOrAuto = Field(default=0, description="width inside the feed-forward; 0: 4 x d_model (swiglu: 8/3)")
-    context_length: Annotated[int, Field(ge=2)] = Field(default=128, description="tokens the model sees at most")
+    context_length: Annotated[int, Field(ge=2, le=2**20)] = Field(
+        default=128, description="tokens the model sees at most"
+    )
     position: Literal["rotary", "sinusoidal", "learned", "none"] = Field(
         default="rotary", description="how order is told"
     )
@@ -225,7 +229,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise UserError(
             f"{path}: {error.strerror or error}; give the path of a TOML file, such as those in configs/"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # besides what TOML refuses: endless numbers, endless nesting
         raise UserError(f"{path}: not a valid TOML file ({error})") from None
 
 
@@ -249,7 +253,8 @@ def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
 
 def _conflicts(config: Config) -> list[str]:
     model, data, train = config.model, config.data, config.train
-    problems: list[str] = []
+    paths = {"run.dir": config.run.dir, "data.source": data.source, "data.cache_dir": data.cache_dir}
+    problems = [f"{key} = {path!r}: no system has such a path" for key, path in paths.items() if not _is_path(path)]
     if model.d_model % model.n_head:
         problems.append(f"model.d_model = {model.d_model}: must be a multiple of model.n_head = {model.n_head}")
     elif model.position == "rotary" and model.head_dim % 2:
@@ -268,6 +273,13 @@ def _conflicts(config: Config) -> list[str]:
             f"train.grad_accumulation = {train.grad_accumulation}: must divide train.batch_size = {train.batch_size}"
         )
     return problems
+
+
+def _is_path(text: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 # ── messages ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -292,10 +304,19 @@ def _explain(problem: Any) -> str:
             for key in section_class(field).model_fields
         ]
         return f"{name}: unknown key{nearest(name, keys)}"
-    if len(path) == 1:
-        return f"{name}: must be a table of keys, not {problem['input']!r}"
+    if len(path) < 2:
+        return f"{name or 'a configuration'}: must be a table of keys, not {_beginning(problem['input'])}"
     field = section_class(Config.model_fields[path[0]]).model_fields[path[1]]
-    return f"{name} = {problem['input']}: must be {_requirement(field)}"
+    return f"{name} = {_beginning(problem['input'])}: must be {_requirement(field)}"
+
+
+def _beginning(value: object) -> str:
+    """As much of a value as a message should show."""
+    try:
+        text = str(value)
+    except (ValueError, RecursionError):  # of numbers with thousands of digits, of endless nesting
+        return f"a huge {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _requirement(field: FieldInfo) -> str:

@@ -10,9 +10,10 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import ceil
@@ -34,6 +35,7 @@ Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 PARTS = ("train", "val", "test")
 FORMAT = 1  # of the cached files; they are made anew when it changes
+MOVES = 3  # times that finished files are moved into place; other processes may be doing the same
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def held_back(corpus: Corpus, data: DataConfig, part: str) -> Tokens:
 def cache_folder(cache_dir: str) -> Path:
     """Where token files and downloads go: ``cache_dir``; for "auto" data/cache beside the package if writable."""
     if cache_dir != "auto":
-        return Path(cache_dir).expanduser()
+        return Path(os.path.expanduser(cache_dir))  # unlike the method of Path it lets a stranger's ~ be
     data = Path(__file__).resolve().parent.parent / "data"
     if (data / "sources.toml").is_file() and os.access(data, os.W_OK):
         return data / "cache"
@@ -211,37 +213,53 @@ def _digest(*values: Any) -> str:
 
 
 def _cached_tokenizer(path: Path, data: DataConfig, split: Callable[[], Split]) -> Tokenizer:
-    with suppress(OSError, ValueError):  # not there, or damaged (a UserError is a ValueError)
-        return tokenizer_from_dict(json.loads(path.read_text(encoding="utf-8")))
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # not there, or damaged
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored["digest"] == _digest(stored["tokenizer"]):  # one changed byte may leave another valid tokenizer
+            return tokenizer_from_dict(stored["tokenizer"])
     texts = split().learning_texts(whole=data.tokenizer == "char")
     tokenizer = train_tokenizer(data.tokenizer, texts, data.vocab_size)
-    with tempfile.TemporaryDirectory(prefix="unfinished-", dir=path.parent) as scratch:
-        written = Path(scratch) / path.name
-        written.write_text(json.dumps(tokenizer.to_dict()), encoding="utf-8")
+    stored = {"tokenizer": tokenizer.to_dict(), "digest": _digest(tokenizer.to_dict())}
+    with _scratch(path.parent) as scratch:
+        written = scratch / path.name
+        written.write_text(json.dumps(stored), encoding="utf-8")
         os.replace(written, path)
     return tokenizer
 
 
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """A folder for what is being written; those that killed processes left a day ago and more are removed."""
+    for left in folder.glob("unfinished-*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > 86_400:
+                shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder) as scratch:
+        yield Path(scratch)
+
+
 def _cached_parts(folder: Path, split: Callable[[], Split], tokenizer: Tokenizer) -> list[Tokens]:
-    if parts := _read_parts(folder):
-        return parts
-    with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder.parent) as scratch:
-        written = Path(scratch) / folder.name
-        _write_parts(written, split(), tokenizer)
-        try:
-            os.replace(written, folder)
-        except OSError:  # something is there: the same files from another process, or damaged ones
-            if not _read_parts(folder):
-                shutil.rmtree(folder)
-                os.replace(written, folder)
-    parts = _read_parts(folder)
-    assert parts, "what was written a moment ago reads back"
-    return parts
-
-
-def _write_parts(folder: Path, split: Split, tokenizer: Tokenizer) -> None:
-    folder.mkdir()
     kind = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
+    if parts := _read_parts(folder, kind):
+        return parts
+    with _scratch(folder.parent) as scratch:
+        written = scratch / folder.name
+        _write_parts(written, split(), tokenizer, kind)
+        problem = OSError("what was written does not read back")
+        for attempt in range(MOVES):
+            try:
+                os.replace(written, folder)
+            except OSError as error:  # something is there: the same files from another process, or damaged ones
+                problem = error
+            if parts := _read_parts(folder, kind):
+                return parts
+            with suppress(OSError):  # of several processes that find them damaged, one gets them out of the way
+                os.replace(folder, scratch / f"damaged-{attempt}")
+        raise problem
+
+
+def _write_parts(folder: Path, split: Split, tokenizer: Tokenizer, kind: str) -> None:
+    folder.mkdir()
     end = np.array([END], dtype=kind).tobytes()
     checksums, lost, characters = [0, 0, 0], 0, 0
     files = [(folder / f"{part}.bin").open("wb") for part in PARTS]
@@ -267,20 +285,21 @@ def _write_parts(folder: Path, split: Split, tokenizer: Tokenizer) -> None:
     (folder / "tokens.json").write_text(json.dumps(description), encoding="utf-8")
 
 
-def _read_parts(folder: Path) -> list[Tokens] | None:
-    """The three parts, or None if they are missing or damaged."""
+def _read_parts(folder: Path, kind: str) -> list[Tokens] | None:
+    """The three parts, or None if they are missing, damaged, or not of that type."""
     parts: list[Tokens] = []
     try:
         description = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
+        if description["type"] != kind:
+            return None
         for part, checksum in zip(PARTS, description["checksums"], strict=True):
             path = folder / f"{part}.bin"
             if _checksum(path) != checksum:
                 return None
-            kind = np.dtype(description["type"])
             parts.append(
                 np.asarray(np.memmap(path, dtype=kind, mode="r")) if path.stat().st_size else np.empty(0, kind)
             )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return parts
 

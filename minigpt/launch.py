@@ -1,5 +1,6 @@
 """From a configuration to a trained run: everything is made ready, then ``training.train`` runs in its folder."""
 
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -96,7 +97,10 @@ def resume(path: Path, overrides: Mapping[str, Any], *, stop: Stop = lambda: Fal
             parts = restored(checkpoint, config, world)
             probe_of(parts.config, parts.corpus)
         if folder:
-            folder.cut_metrics(checkpoint.step)
+            try:
+                folder.cut_metrics(checkpoint.step)
+            except UserError as error:  # a log is no reason not to train
+                sentences.append(f"{error}; rows past step {checkpoint.step} may stand in it twice")
             folder.write_config(parts.config)
         progress = saved_progress(checkpoint)
         if differences(checkpoint.config, parts.config):
@@ -232,7 +236,7 @@ def run_in_folder(run: Run, parts: Parts, folder: RunFolder, sentences: Sequence
             raise TrainingStopped(after_non_finite(error, folder, config)) from None
         except UserError as error:  # a checkpoint could not be written
             raise TrainingStopped(str(error)) from None
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise TrainingStopped(smaller_passes(folder, config)) from None
@@ -262,7 +266,8 @@ def after_non_finite(error: NonFiniteError, folder: RunFolder, config: Config) -
 def smaller_passes(folder: RunFolder, config: Config) -> str:
     """The same training in less memory, as exact numbers."""
     batch, passes = config.train.batch_size, config.train.grad_accumulation
-    divisors = [n for n in range(passes + 1, batch + 1) if batch % n == 0]
+    small = [n for n in range(1, math.isqrt(batch) + 1) if batch % n == 0]
+    divisors = sorted(n for n in {*small, *(batch // n for n in small)} if n > passes)
     if not divisors:
         return "out of memory with one sequence a pass: choose a smaller model.context_length or model.d_model"
     more = next((n for n in divisors if n >= 4 * passes), divisors[-1])

@@ -113,6 +113,8 @@ def from_checkpoint(checkpoint: Checkpoint) -> NormalForm:
         ids = tokenizer_from_dict(checkpoint.tokenizer).vocab_size
     except UserError as error:
         raise UserError(f"{checkpoint.path}: damaged: {error}") from None
+    except (MemoryError, ValueError, OverflowError) as error:  # of tables for an absurd context
+        raise UserError(f"{checkpoint.path}: damaged: its configuration asks for absurd arrays ({error})") from None
     if ids != model.vocab_size:
         raise UserError(
             f"{checkpoint.path}: damaged: its tokenizer has {ids} ids, its model {model.vocab_size}; use another one"

@@ -195,12 +195,12 @@ class PlainEngine:
 
     def logits(self, tokens: Sequence[int] | Array, memory: PlainMemory) -> Array:
         """Logits (V,) of what follows ``tokens``, which follow those in ``memory`` and are added to it."""
-        with np.errstate(over="ignore", invalid="ignore"):  # whoever reads the logits asks whether they are finite
+        with np.errstate(all="ignore"):  # whoever reads the logits asks whether they are finite
             return self._head(self._read(tokens, memory)[-1:])[0]
 
     def all_logits(self, tokens: Sequence[int] | Array, memory: PlainMemory) -> Array:
         """Logits (T, V) of what follows each of ``tokens``; otherwise as ``logits``."""
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             return self._head(self._read(tokens, memory))
 
     def _read(self, tokens: Sequence[int] | Array, memory: PlainMemory) -> Array:

@@ -84,11 +84,14 @@ class RunFolder:
         """Drop the rows past ``step``, and what a killed process wrote half, so that a resumed run has each once.
 
         Raises:
-            UserError: if the file can't be rewritten; the old one stays.
+            UserError: if the file can't be read or rewritten; the old one stays.
         """
         if not self.metrics.exists():
             return
-        lines = self.metrics.read_bytes().splitlines()
+        try:
+            lines = self.metrics.read_bytes().splitlines()
+        except OSError as error:
+            raise UserError(f"{self.metrics}: can't be read ({error.strerror or error})") from None
         write_whole(self.metrics, b"".join(line + b"\n" for line in lines if _step(line) <= step))
 
 
@@ -179,8 +182,8 @@ def _locked(path: Path) -> FileLock:
         lock.acquire(timeout=0)
     except Timeout:
         raise UserError(f"{path}: another process is training this run; wait for it or stop it first") from None
-    except OSError as error:
-        raise UserError(f"{path}: can't lock the run's folder ({error.strerror or error})") from None
+    except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
+        raise UserError(f"{path}: can't lock the run's folder ({error})") from None
     return lock
 
 
@@ -206,7 +209,7 @@ def _step(line: bytes) -> float:
     """The step of a row; infinite if it isn't a row."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return math.inf
     step = row.get("step") if isinstance(row, dict) else None
     return step if isinstance(step, int) else math.inf
@@ -223,7 +226,7 @@ def last_settings(path: Path, saved: Config) -> Config:
     """
     file = path / "config.toml"
     try:
-        told = validate(read_toml(file))
+        told = validate(merge(saved.model_dump(), read_toml(file)))  # a file that was cut leaves the rest as it was
     except UserError:
         return saved
     refused = [

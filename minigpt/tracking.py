@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -70,8 +71,10 @@ class Tracker:
         self._metrics: BinaryIO | None = None
         self._board: SummaryWriter | None = None
         self._bar: tqdm | None = None
+        self._show_error_of_thread = threading.excepthook
 
     def __enter__(self) -> Self:
+        threading.excepthook = self._hear_thread
         self.attempt("metrics.jsonl", self._open_metrics)
         self.attempt("tensorboard", self._open_board)
         self.attempt("console", self._open_bar)
@@ -85,6 +88,7 @@ class Tracker:
             if sink is not None:
                 with contextlib.suppress(OSError, ValueError):
                     sink.close()
+        threading.excepthook = self._show_error_of_thread
 
     def advance(self, step: int) -> None:
         """Move the bar to ``step`` steps done."""
@@ -161,6 +165,11 @@ class Tracker:
         from torch.utils.tensorboard.writer import SummaryWriter  # loads torch, in seconds
 
         self._board = SummaryWriter(str(self._run.tensorboard), purge_step=self._start_step + 1)
+
+    def _hear_thread(self, told: threading.ExceptHookArgs) -> None:
+        """TensorBoard's own thread ends with the error that it hands to the next call, where it is told in one line."""
+        if not (isinstance(told.exc_value, OSError) and type(told.thread).__module__.startswith("tensorboard.")):
+            self._show_error_of_thread(told)
 
     def _open_bar(self) -> None:
         if self._stream.isatty():

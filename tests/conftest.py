@@ -4,6 +4,7 @@ import io
 import json
 import random
 import runpy
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -37,6 +38,29 @@ def denormal_numbers() -> Iterator[None]:
     yield
     if torch := sys.modules.get("torch"):
         torch.set_flush_denormal(False)
+
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost", "")
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are looked up and sockets connected on this machine alone."""
+
+    def here(call: Callable[..., Any], host: Callable[..., object]) -> Callable[..., Any]:
+        def checked(*words: Any, **named: Any) -> Any:
+            if host(*words) not in LOOPBACK:
+                raise PermissionError(f"{host(*words)}: tests use no network")
+            return call(*words, **named)
+
+        return checked
+
+    def of_address(_socket: socket.socket, address: Any) -> object:
+        return address[0] if isinstance(address, tuple) else ""  # else a path, of a socket of the file system
+
+    monkeypatch.setattr(socket, "getaddrinfo", here(socket.getaddrinfo, lambda host, *_: host or ""))
+    for name in ("connect", "connect_ex"):
+        monkeypatch.setattr(socket.socket, name, here(getattr(socket.socket, name), of_address))
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import subprocess
 import sys
 import time
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-import minigpt
 from minigpt.checkpoint import (
     best,
     checkpoint_path,
@@ -106,20 +104,6 @@ def test_safetensors_alone_reads_the_file(tmp_path):
     header = json.loads(path.read_bytes()[8 : 8 + length])
     assert header["__metadata__"].keys() == {"minigpt"}
     assert json.loads(header["__metadata__"]["minigpt"])["format"] == 1
-
-
-def test_nothing_in_the_package_can_execute_what_it_loads():
-    package = Path(minigpt.__file__).parent
-    for path in [*package.rglob("*.py"), *(package.parent / "scripts").glob("*.py")]:
-        if path.name == "peers.py":  # measures another project, which saves its models no other way
-            continue
-        text = path.read_text(encoding="utf-8")
-        found = re.search(
-            r"import (pickle|cPickle|dill|joblib|marshal|shelve)\b|torch\.save\(|allow_pickle=True"
-            r"|torch\.load\((?!.*weights_only=True\))",
-            text,
-        )
-        assert not found, f"{path}: {found}"
 
 
 @pytest.mark.parametrize("name", ["model._orig_mod.x", "model.module.x", "module.model.x", "x"])

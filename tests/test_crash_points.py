@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import Tables
-from tiny_runs import begun, rows
+from tiny_runs import begun, contents
 
 from minigpt import launch
 from minigpt.checkpoint import find_checkpoint
@@ -122,7 +122,9 @@ def train(tables: Tables, fatal: int) -> int:
     return 0
 
 
-def test_a_run_killed_at_any_file_operation_ends_as_the_undisturbed_one(tiny: Tables, tmp_path: Path) -> None:
+def test_a_run_killed_at_any_file_operation_ends_as_the_undisturbed_one(
+    tiny: Tables, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     tables = merge(tiny, SETTINGS)
     begun(merge(tables, {"run": {"name": "first"}}))  # what training loads late is then there for all forks
 
@@ -132,6 +134,7 @@ def test_a_run_killed_at_any_file_operation_ends_as_the_undisturbed_one(tiny: Ta
     assert in_a_process(lambda: train(in_folder("whole"), fatal=0)) == 0
     total = int((tmp_path / "operations").read_text(encoding="ascii"))
     assert total > 60
+    record_property("tried", total)
     files, state = contents(tmp_path / "whole" / "tiny")
     for fatal in range(1, total + 1):
         broken = in_folder(f"broken-{fatal}")
@@ -141,13 +144,3 @@ def test_a_run_killed_at_any_file_operation_ends_as_the_undisturbed_one(tiny: Ta
         assert found == state, fatal
         # only what the very last clearing-up would have removed may still be there
         assert found_files == files or (found_files > files and fatal > total - 10), fatal
-
-
-def contents(run: Path) -> tuple[set[str], dict[str, Any]]:
-    """The files there are; and every bit of the last state, with what was logged."""
-    saved = find_checkpoint(run, "last", verify=True)
-    tensors = {
-        f"{kind}.{name}": t.tobytes() for kind in ("model", "optimizer") for name, t in saved.tensors(kind).items()
-    }
-    files = {str(path.relative_to(run)) for path in run.rglob("*") if "tensorboard" not in str(path)}
-    return files, {"step": saved.step, "best": saved.metadata["best_val_loss"], "rows": rows(run), **tensors}

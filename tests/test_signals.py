@@ -74,6 +74,7 @@ TWICE = """
 import signal
 from minigpt.cli import StopSignal
 with StopSignal() as stop:
+    stop()
     signal.raise_signal(signal.SIGINT)
     print(stop(), stop.exit_code, flush=True)
     signal.raise_signal(signal.SIGTERM)

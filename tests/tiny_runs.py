@@ -9,7 +9,7 @@ import pytest
 from conftest import Tables
 
 from minigpt.assembly import assembled
-from minigpt.checkpoint import list_checkpoints
+from minigpt.checkpoint import find_checkpoint, list_checkpoints
 from minigpt.config import merge
 from minigpt.errors import UserError
 from minigpt.launch import Outcome, Stop, start
@@ -62,3 +62,13 @@ def assert_same_bits(one: Path, other: Path) -> None:
         assert a.tensors("optimizer") or a.step == 0
         for key in ("val_loss", "best_val_loss", "validations_since_best", "train_loss", "tokens_seen", "corpus"):
             assert a.metadata[key] == b.metadata[key], (a.step, key)
+
+
+def contents(run: Path) -> tuple[set[str], dict[str, Any]]:
+    """The files there are; and every bit of the last state, with what was logged."""
+    saved = find_checkpoint(run, "last", verify=True)
+    tensors = {
+        f"{kind}.{name}": t.tobytes() for kind in ("model", "optimizer") for name, t in saved.tensors(kind).items()
+    }
+    files = {str(path.relative_to(run)) for path in run.rglob("*") if "tensorboard" not in str(path)}
+    return files, {"step": saved.step, "best": saved.metadata["best_val_loss"], "rows": rows(run), **tensors}
