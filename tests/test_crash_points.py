@@ -26,7 +26,7 @@ DIED = 9
 SETTINGS: Tables = {
     "model": {"dropout": 0.1},
     "data": {"val_fraction": 0.05},
-    "train": {"grad_accumulation": 2, "max_steps": 7, "eval_interval": 3, "save_interval": 2, "keep_last": 1},
+    "train": {"grad_accumulation": 2, "max_steps": 4, "eval_interval": 2, "save_interval": 1, "keep_last": 1},
 }
 
 
