@@ -81,7 +81,11 @@ def distribution(
         UserError: if a logit is not finite.
     """
     scores = np.array(logits, dtype=np.float64)
-    require_finite(scores)
+    if not np.isfinite(scores).all():
+        raise UserError(
+            "the model's logits are not finite: the checkpoint is damaged or its training diverged; "
+            "sample from an earlier step"
+        )
     if history and options.repetition_penalty != 1:
         seen = list(history)
         penalty = options.repetition_penalty
@@ -104,19 +108,6 @@ def distribution(
     if options.min_p > 0:
         probabilities[probabilities < options.min_p * probabilities.max()] = 0
     return probabilities / probabilities.sum()
-
-
-def require_finite(logits: Array) -> None:
-    """Refuse logits that give no probabilities.
-
-    Raises:
-        UserError: if one is NaN or infinite.
-    """
-    if not np.isfinite(logits).all():
-        raise UserError(
-            "the model's logits are not finite: the checkpoint is damaged or its training diverged; "
-            "take an earlier step"
-        )
 
 
 def _keep_largest(scores: Array, count: int) -> None:

@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from minigpt.sampling import require_finite
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -65,9 +63,6 @@ def score(reader: Reader, tokens: Array) -> TokenScores:
     """Score tokens 1 … N−1 of (N,), over windows of the context length that do not overlap, the short last included.
 
     The first token of a window after the first is predicted from the window before it, so that each is counted once.
-
-    Raises:
-        UserError: if the logits are not finite.
     """
     parts = [_score_window(logits, targets) for logits, targets in _windows(reader, tokens)]
     return TokenScores(
@@ -82,7 +77,6 @@ def _windows(reader: Reader, tokens: Array) -> Iterator[tuple[Array, Array]]:
 
 
 def _score_window(logits: Array, targets: Array) -> TokenScores:
-    require_finite(logits)
     scores = logits.astype(np.float64)
     scores -= scores.max(axis=-1, keepdims=True)
     chosen = np.take_along_axis(scores, targets[:, None], axis=-1)
