@@ -226,12 +226,15 @@ def load_model(checkpoint: Checkpoint, device: str = "auto") -> GPT:
     """A saved network in evaluation mode.
 
     Raises:
-        UserError: if the device is not there.
+        UserError: if the device is not there, or a weight is no finite number.
     """
     config = checkpoint.config.with_values(run={"device": device, "dtype": "float32"})
     config = config.with_values(run=machine_choices(config))
     vocab_size = len(checkpoint.tensors("model").get("token_embedding.weight", ()))
-    return build_model(config, vocab_size, checkpoint).eval()
+    model = build_model(config, vocab_size, checkpoint).eval()
+    if not all(parameter.isfinite().all() for parameter in model.parameters()):
+        raise UserError(f"{checkpoint.path}: its weights are not finite: its training diverged; take an earlier step")
+    return model
 
 
 def build_optimizers(model: nn.Module, config: Config, world: World = ALONE) -> Optimizers:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Tables
-from running import EVALUATE, GENERATE, TRAIN, Script, command, environment
+from running import EVALUATE, GENERATE, ROOT, TRAIN, Script, command, environment
 from tiny_runs import MakeRun, after, begun, contents
 
 from minigpt import corpus
@@ -26,6 +26,7 @@ from minigpt.launch import resume
 from minigpt.optim import LossScale
 from minigpt.training import NonFiniteError, train, train_step
 
+COMPARE = ROOT / "scripts" / "compare_attention.py"
 Record = Callable[[str, object], None]
 
 # ── files that can't be written ────────────────────────────────────────────────────────────────────────────────
@@ -158,8 +159,8 @@ def test_weights_that_are_no_numbers_are_told_by_all_scripts(
     arrays = {f"{kind}.{n}": a for kind in ("model", "optimizer") for n, a in saved.tensors(kind).items()}
     arrays[f"model.{name}"][:, 0] = value
     save_checkpoint(saved.path, arrays, {key: v for key, v in saved.metadata.items() if key != "checksum"})
-    for path, words in ((GENERATE, ()), (EVALUATE, ("--text", "the clock"))):
-        answer = script(path, run, "--which", "last", *words)
+    for path, words in ((GENERATE, (run,)), (EVALUATE, (run, "--text", "the clock")), (COMPARE, ("heads", run))):
+        answer = script(path, *words, "--which", "last")
         assert answer.code == 2 and "not finite" in answer.err and "Traceback" not in answer.err
     answer = script(TRAIN, "--resume", run)
     assert answer.code == 3 and answer.err.splitlines()[-1].startswith("stopped: step 3: loss nan")
