@@ -20,7 +20,8 @@ from student_rare_mistakes import PAIRS, UNKNOWN
 from torch import nn
 
 from minigpt import plain
-from minigpt.inspection.students.calls import Series, ask_function, ask_layer
+from minigpt.inspection.students.answers import Series
+from minigpt.inspection.students.calls import ask_function, ask_layer
 from minigpt.inspection.students.diagnosis import Verdict, judge
 from minigpt.inspection.students.evidence import weigh
 from minigpt.inspection.students.layer import NAMES, Layer, Unusable

@@ -21,7 +21,7 @@ import numpy as np
 import minigpt
 from minigpt.config import nearest
 from minigpt.errors import UserError
-from minigpt.inspection.students.calls import Answer, Series
+from minigpt.inspection.students.answers import Answer, Series
 from minigpt.inspection.students.diagnosis import Verdict, judge
 from minigpt.inspection.students.layer import NAMES
 from minigpt.inspection.students.trials import asked_of_functions, asked_of_layers

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from minigpt.inspection.students.answers import OK, RAISED, SHAPE, Answer, Series
 from minigpt.inspection.students.arguments import FLAG, NO_MASK, OWN_CAUSAL
-from minigpt.inspection.students.calls import OK, RAISED, SHAPE, Answer, Series
 from minigpt.inspection.students.evidence import Answered, Evidence, Mistakes, close, overflown, weigh
 from minigpt.inspection.students.mistakes import INVERTED, ONLY_WEIGHTS, ORDER, OVERFLOW, WEIGHTS_FIRST
 from minigpt.inspection.students.narrowing import Finding, narrow

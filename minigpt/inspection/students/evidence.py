@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from minigpt.inspection.students.calls import OK, Answer, Series
+from minigpt.inspection.students.answers import OK, Answer, Series
 from minigpt.inspection.students.mistakes import OVERFLOW, Mistake, candidates, made_of
 from minigpt.inspection.students.steps import Array, compute
 from minigpt.inspection.students.trials import BIAS, Trial

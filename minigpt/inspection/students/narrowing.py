@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minigpt.inspection.students.calls import Answer
+from minigpt.inspection.students.answers import Answer
 from minigpt.inspection.students.mistakes import MASK, SCALING, SCORES, SOFTMAX, SUM
 from minigpt.inspection.students.steps import Array, Inputs, expected_weights
 from minigpt.inspection.students.trials import Trial

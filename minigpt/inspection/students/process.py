@@ -18,7 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from minigpt.inspection.students.calls import Series, ask_function, ask_layer
+from minigpt.inspection.students.answers import Series
+from minigpt.inspection.students.calls import ask_function, ask_layer
 from minigpt.inspection.students.evidence import weigh
 from minigpt.inspection.students.layer import Layer, Unusable
 from minigpt.inspection.students.trials import asked_of_functions, asked_of_layers
