@@ -26,6 +26,7 @@ from minigpt.inspection.students.diagnosis import Verdict, judge
 from minigpt.inspection.students.layer import NAMES
 from minigpt.inspection.students.trials import asked_of_functions, asked_of_layers
 from minigpt.inspection.worked.examples import load_examples
+from minigpt.inspection.worked.printed import require_right
 
 TIME_LIMIT = 30.0  # seconds
 LONGEST_ANSWER = 100_000_000  # bytes; a thousand times what is expected
@@ -86,11 +87,12 @@ def check(
         time_limit: seconds for all of it, the start of Python and torch included.
 
     Raises:
-        UserError: if what is named is not there.
+        UserError: if what is named is not there, or the examples' own numbers are wrong.
     """
     if not time_limit > 0:
         raise UserError(f"--time-limit = {time_limit:g}: must be above 0")
-    shipped = load_examples(examples)
+    given = load_examples(examples)
+    require_right(given)
     request = {
         "file": str(implementation.file.resolve()),
         "name": implementation.name,
@@ -110,7 +112,7 @@ def check(
     found = [series for line in lines if "series" in line and (series := _series(line["series"]))]
     if not found:
         return Verdict(False, "left no answers that can be read")
-    return judge(found, (asked_of_layers if lines[-1]["done"] == "layer" else asked_of_functions)(shipped))
+    return judge(found, (asked_of_layers if lines[-1]["done"] == "layer" else asked_of_functions)(given))
 
 
 def _refuse(line: dict[str, Any], implementation: Implementation) -> None:
