@@ -282,11 +282,24 @@ def groups_tiled(q, k, v, mask=None):
     return s.softmax(-1) @ v
 
 
-def naive_exp(q, k, v, mask=None):
-    s = q @ k.swapaxes(-1, -2) / np.sqrt(k.shape[-1])
-    if mask is not None:
-        s = np.where(mask, s, -1e9)
-    return np.exp(s) / np.exp(s).sum(-1, keepdims=True) @ v
+def groups_tiled_of_keys(q, k, v, mask=None):
+    h = q.shape[-3] if q.ndim == 4 else 1
+    if q.ndim == 4 and k.shape[1] != h:
+        k, v = k.repeat(1, h // k.shape[1], 1, 1), v.repeat_interleave(h // v.shape[1], 1)
+    return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+def groups_tiled_of_values(q, k, v, mask=None):
+    h = q.shape[-3] if q.ndim == 4 else 1
+    if q.ndim == 4 and k.shape[1] != h:
+        k, v = k.repeat_interleave(h // k.shape[1], 1), v.repeat(1, h // v.shape[1], 1, 1)
+    return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+def first_group_alone(q, k, v, mask=None):
+    if q.ndim == 4 and k.shape[1] != q.shape[1]:
+        k, v = k[:, :1], v[:, :1]
+    return F.scaled_dot_product_attention(q, k.expand(q.shape[:-2] + k.shape[-2:]), v, mask)
 
 
 def only_weights(q, k, v, mask=None):
@@ -311,7 +324,12 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
     "mask after the softmax": (mask_afterwards, mask_filled_afterwards),
     "mask multiplied before the softmax": (mask_multiplied, mask_multiplied_early_numpy),
     "-1 instead of -inf": (minus_one, minus_one_before_scaling),
-    "wrong group map": (groups_by_remainder, groups_tiled),
-    "softmax overflows": (naive_exp,),
+    "wrong group map": (
+        groups_by_remainder,
+        groups_tiled,
+        groups_tiled_of_keys,
+        groups_tiled_of_values,
+        first_group_alone,
+    ),
     "weights returned instead of the output": (only_weights,),
 }

@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from student_class_mistakes import CLASSES
 from student_classes import Course
 from student_mistakes import FUNCTIONS
-from student_rare_mistakes import PAIRS, UNKNOWN
+from student_rare_mistakes import (
+    PAIRS,
+    UNKNOWN,
+    cube_root,
+    groups_backwards,
+    root_of_queries,
+    same_weights,
+    ten_percent_less,
+)  # fmt: skip
 from torch import nn
 
 from minigpt import plain
@@ -139,6 +147,36 @@ def test_unknown_mistake_is_given_no_name_but_a_step(function: Callable[..., Any
     assert not verdict.correct and verdict.mistake is None
     assert verdict.step == UNKNOWN[function]
     assert "no known mistake" in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (ten_percent_less, "the scaled scores are 0.9 times what they must be"),
+        (cube_root, "a multiple of what they must be, another one for other sizes"),  # sqrt(d) / 4.5
+        (root_of_queries, "a multiple of what they must be, another one for other sizes"),  # sqrt(d) / sqrt(T)
+        (same_weights, "every key gets the same weight, whatever its score"),
+        (groups_backwards, "without a mask only heads in groups are off: query head h must use"),
+    ],
+)
+def test_what_is_said_of_an_unknown_mistake_holds_for_the_example_shown(
+    function: Callable[..., Any], says: str
+) -> None:
+    verdict = judged(function)
+    assert verdict.mistake is None and says in verdict.message
+    assert "times" in says or "times" not in verdict.message
+
+
+def test_overflow_of_an_honest_softmax_is_a_note() -> None:
+    def unscaled_too(q, k, v, mask=None):
+        return student_variants.naive_exp(q * k.shape[-1] ** 0.5, k, v, mask)
+
+    for function, mistake in ((student_variants.naive_exp, None), (unscaled_too, "no sqrt(d)")):
+        verdict = judged(function)
+        assert (verdict.correct, verdict.mistake) == (mistake is None, mistake)
+        note = "extreme_scores, not judged: the softmax overflows at huge scores; take each row's largest score away"
+        assert any(told.startswith(note) for told in verdict.notes)
+    assert not any("overflows" in note for note in judged(student_variants.grouped).notes)
 
 
 def test_mistake_with_a_batch_alone_is_told_so() -> None:

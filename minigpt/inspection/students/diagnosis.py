@@ -7,7 +7,7 @@ from itertools import chain
 from minigpt.inspection.students.answers import OK, RAISED, SHAPE, Answer, Series
 from minigpt.inspection.students.arguments import FLAG, NO_MASK, OWN_CAUSAL
 from minigpt.inspection.students.evidence import Answered, Evidence, Mistakes, close, overflown, weigh
-from minigpt.inspection.students.mistakes import INVERTED, ONLY_WEIGHTS, ORDER, OVERFLOW, WEIGHTS_FIRST
+from minigpt.inspection.students.mistakes import INVERTED, ONLY_WEIGHTS, ORDER, WEIGHTS_FIRST
 from minigpt.inspection.students.narrowing import Finding, narrow
 from minigpt.inspection.students.steps import Array, expected_weights
 from minigpt.inspection.students.trials import BIAS, Trial
@@ -108,8 +108,6 @@ def _wrong(evidence: Evidence, notes: tuple[str, ...]) -> Verdict:
         finding = Finding(step, name, " ".join(dict.fromkeys(mistake.mend for mistake in every)))
         if len(found) > 1 and len(found[0]) > 1:
             name, finding = "", Finding(step, f"more than one step differs; it could be {name}")
-    if any(overflown(*pair) for pair in evidence.off) and not evidence.overflows:
-        notes += (f"besides, {OVERFLOW.name}: {OVERFLOW.mend}",)
     return Verdict(
         False,
         finding.message,
@@ -172,6 +170,9 @@ def _notes(several: Sequence[Evidence]) -> tuple[str, ...]:
         notes.append("heads in groups were left out: it wants as many key heads as query heads")
     if any(_another_custom(pair) for pair in left_out):
         notes.append("a row that may look at nothing gives zeros in minigpt; this was not judged")
+    if huge := [trial.name for trial, answer in left_out if trial.judged and overflown(trial, answer)]:
+        mend = "take each row's largest score away before exp, the weights stay the same"
+        notes.append(f"{huge[0]}, not judged: the softmax overflows at huge scores; {mend}")
     others = [trial.name for evidence in several for trial, answer in evidence.sound if _other_weights(trial, answer)]
     if others:
         notes.append(f"{others[0]}: the output is right, the weights returned with it are not")

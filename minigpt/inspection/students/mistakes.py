@@ -25,11 +25,6 @@ def _mistake(name: str, step: str, mend: str, **changes: object) -> Mistake:
     return Mistake(name, step, mend, tuple(changes.items()))
 
 
-OVERFLOW = _mistake(
-    "softmax overflows",
-    SOFTMAX,
-    "Take each row's largest score away before exp: the weights stay the same and exp can't overflow.",
-)
 ONLY_WEIGHTS = _mistake("weights returned instead of the output", SUM, "Return weights V, the mix of the values.")
 WEIGHTS_FIRST = _mistake("weights returned first", SUM, "Return the output first, then the weights.")
 INVERTED = "mask inverted"
@@ -107,14 +102,19 @@ def _softmaxes(n_axis: int) -> Iterator[Mistake]:
 def _of_functions() -> Iterator[Mistake]:
     mend = "Divide by sqrt(d_k), from the last axis of Q or K: V may have another width."
     yield _mistake("sqrt(d_v) instead of sqrt(d_k)", SCALING, mend, scale="sqrt_d_v")
-    mend = (
-        "With fewer key heads than query heads, query head h uses key head h // (heads per group): repeat_interleave."
-    )
-    yield _mistake("wrong group map", SCORES, mend, group="cycle")
-    yield _mistake("wrong group map", SCORES, mend, group="count")
+    yield from _group_maps()
     mend = "Scores come from Q and K; V is what the weights mix."
     yield _mistake("K and V swapped", SCORES, mend, inputs="qvk")
     yield _mistake("Q and V swapped", SCORES, mend, inputs="vkq")
+
+
+def _group_maps() -> Iterator[Mistake]:
+    mend = "With fewer key heads than query heads, query head h uses key and value head h // (heads per group)"
+    for kind in ("cycle", "count", "first"):
+        both = {"key_group": kind, "value_group": kind}
+        yield _mistake("wrong group map", SCORES, f"{mend}: repeat_interleave.", **both)
+        yield _mistake("wrong group map", SCORES, f"{mend}; K uses another.", key_group=kind)
+        yield _mistake("wrong group map", SUM, f"{mend}; V uses another.", value_group=kind)
 
 
 def _of_layers() -> Iterator[Mistake]:
