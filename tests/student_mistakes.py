@@ -263,6 +263,15 @@ def minus_one_before_scaling(q, k, v, mask=None):
     return (s / math.sqrt(k.size(-1))).softmax(-1) @ v
 
 
+def no_mask(q, k, v):
+    return torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), -1) @ v
+
+
+def no_mask_numpy(q, k, v, dropout=0.0):
+    e = np.exp(q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1]))
+    return e / e.sum(-1, keepdims=True) @ v
+
+
 def groups_by_remainder(q, k, v, mask=None):
     n_kv = k.shape[-3]
     heads = []
@@ -317,7 +326,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
     "softmax missing": (without_softmax, without_softmax_large),
     "Q and K swapped": (keys_by_queries, keys_by_queries_numpy),
     "weights transposed": (weights_turned, weights_turned_einsum),
-    "mask missing": (mask_forgotten, mask_not_kept),
+    "mask missing": (mask_forgotten, mask_not_kept, no_mask, no_mask_numpy),
     "mask transposed": (mask_turned, mask_turned_added),
     "mask strict": (own_place_hidden, own_strict_mask, strict_mask_always),
     "mask inverted": (mask_inverted, mask_inverted_bool, mask_inverted_times, mask_inverted_numpy),

@@ -14,7 +14,7 @@ import student_variants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from student_class_mistakes import CLASSES
-from student_classes import Course
+from student_classes import ARRAY_NAMES, Arrays, Course
 from student_mistakes import FUNCTIONS
 from student_rare_mistakes import (
     PAIRS,
@@ -41,11 +41,11 @@ from minigpt.inspection.worked.examples import load_examples
 OF_FUNCTIONS, OF_LAYERS = asked_of_functions(load_examples()), asked_of_layers(load_examples())
 
 
-def judged(function: Callable[..., Any]) -> Verdict:
+def judged(function: Callable[..., Any], masks: str = "any") -> Verdict:
     def enough(series: Series) -> bool:
         return weigh(series, OF_FUNCTIONS[series.n_axis]).right
 
-    return judge(ask_function(function, OF_FUNCTIONS, lambda _: None, enough), OF_FUNCTIONS)
+    return judge(ask_function(function, OF_FUNCTIONS, lambda _: None, enough, masks), OF_FUNCTIONS)
 
 
 def judged_class(kind: type, names: Mapping[str, str] = NAMES) -> Verdict:
@@ -72,8 +72,10 @@ def test_two_hundred_correct_variants_are_accused_of_nothing() -> None:
 
 
 def test_what_was_left_out_is_said() -> None:
-    notes = " ".join(judged(student_variants.no_mask).notes)
-    assert "takes no mask" in notes and "as many key heads as query heads" in notes
+    notes = " ".join(judged(student_variants.always_causal).notes)
+    assert "other masks than the causal one were left out" in notes
+    assert "it takes no mask: give it one more argument, mask" in judged(student_mistakes.no_mask).notes
+    assert "as many key heads as query heads" in " ".join(judged(student_variants.mask_and_scale).notes)
     assert "may look at nothing" in " ".join(judged(student_variants.bmm).notes)
     with_groups = judged(student_variants.grouped).notes
     assert with_groups[0] == "asked with 2 or 3 or 4 axes, torch float32, masks as bool"
@@ -121,6 +123,21 @@ def test_mistake_of_a_class_is_named(name: str, kind: type) -> None:
     assert judged_class(kind).mistake == name
 
 
+def test_mistake_of_a_class_without_torch_is_named() -> None:
+    class Swapped(Arrays):
+        def forward(self, query, key, value, mask=None):
+            self.W_q, self.W_k, W_q = self.W_k, self.W_q, self.W_q
+            try:
+                return super().forward(query, key, value, mask)
+            finally:
+                self.W_q, self.W_k = W_q, self.W_q
+
+    assert judged_class(Swapped, ARRAY_NAMES).mistake == "W_Q and W_K swapped"
+    without_bias = {role: name for role, name in ARRAY_NAMES.items() if role != "bias"}
+    verdict = judged_class(type("Biasless", (Arrays,), {"b_o": property(lambda _: 0, lambda *_: None)}), without_bias)
+    assert verdict.mistake == "output bias lost" and "--names bias=" in verdict.mend
+
+
 def test_first_example_and_first_step_that_differ() -> None:
     verdict = judged(student_mistakes.no_root)
     assert (verdict.example, verdict.step) == ("three_token_full", "scaling")
@@ -132,6 +149,26 @@ def test_first_example_and_first_step_that_differ() -> None:
     assert by_d.weights is not None and by_d.weights[0].shape == (3, 3)
     assert judged_class(student_class_mistakes.NoBias).example == "two_heads_projected"
     assert judged_class(student_class_mistakes.NoBias).step == "output projection"
+
+
+def test_kind_of_mask_can_be_settled() -> None:
+    def additive(q, k, v, mask=None):
+        s = q @ k.mT / q.shape[-1] ** 0.5
+        return (s if mask is None else s + mask).softmax(-1) @ v
+
+    def with_bool(q, k, v, mask=None):
+        s = q @ k.mT / q.shape[-1] ** 0.5
+        return (s if mask is None else s.masked_fill(~mask, -1e9)).softmax(-1) @ v
+
+    def ones(q, k, v, mask=None):
+        s = q @ k.mT / q.shape[-1] ** 0.5
+        return (s if mask is None else s + (1 - mask) * -1e9).softmax(-1) @ v
+
+    right = {additive: {"any", "additive"}, with_bool: {"any", "bool"}, ones: {"any"}}
+    for function, kinds in right.items():
+        assert {kind for kind in ("any", "bool", "additive") if judged(function, kind).correct} == kinds
+    assert judged(additive, "bool").mistake == "-1 instead of -inf"  # True is 1, False 0
+    assert judged(student_variants.always_causal, "bool").correct  # who takes no mask is not concerned
 
 
 @pytest.mark.parametrize("names", PAIRS)
@@ -287,6 +324,12 @@ def test_code_that_can_not_be_asked_is_refused() -> None:
     assert error.value.absent
     with pytest.raises(Unusable, match=r"value_linear.weight has the shape \(24, 12\)"):
         judged_class(OtherSizes)
+    with pytest.raises(Unusable, match="has no query_linear, but W_q, W_k, W_v, W_o, b_o; say --names"):
+        judged_class(Arrays)
+    with pytest.raises(Unusable, match="h is of type int, no array or layer with a weight"):
+        judged_class(Arrays, ARRAY_NAMES | {"query": "h"})
+    with pytest.raises(Unusable, match=r"has no method forward\(query"):
+        judged_class(type("Nothing", (), {"__init__": lambda self, d_model, num_heads: None}))
     with pytest.raises(Unusable, match=r"can't be made by \(12, 3\)"):
         judged_class(dict)
 

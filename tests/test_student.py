@@ -167,6 +167,8 @@ def test_what_is_not_there_is_the_users_mistake(script: Script, student: Path) -
         (("--time-limit", "nan"), "must be above 0"),
         (("--names", "query=W q"), "makes no sense"),
         (("--names", "queries=W_q"), "makes no sense"),
+        (("--names", "query=W_q"), "student file.py:attention: is a function; --names tells where a class keeps"),
+        (("--mask", "causal"), "invalid choice: 'causal'"),
         (("--steps",), "--impl goes with neither"),
         (("three_token_full",), "--impl goes with neither"),
         (("--examples", "none.json"), "none.json"),
@@ -177,6 +179,19 @@ def test_options_that_make_no_sense(script: Script, student: Path, words: tuple[
     assert answer.code == 2 and message in answer.err
 
 
+@pytest.mark.parametrize("words", [("--names", "query=W_q"), ("--time-limit", "3"), ("--mask", "bool")])
+def test_options_for_ones_own_code_are_refused_without_it(script: Script, words: tuple[str, ...]) -> None:
+    answer = script(COMPARE, "examples", *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert f"{words[0]} goes with --impl" in answer.err
+
+
+def test_kind_of_mask_and_help(script: Script, student: Path) -> None:
+    told = examined(script, student, "attention", "--mask", "additive", "--json")
+    assert told.code == 1 and told.json["mistake"] == "mask inverted"  # np.where hides where there is a 0
+    assert "minigpt/inspection/examples.json" in script(COMPARE, "examples", "--help").out
+
+
 def test_form_of_the_options() -> None:
     for text in ("student.py", ":attention", "student.py:", "student.py:not a name"):
         with pytest.raises(UserError, match="must be FILE:NAME"):
@@ -185,6 +200,7 @@ def test_form_of_the_options() -> None:
         "query": "query_linear", "key": "key_linear", "value": "value_linear", "output": "output_linear",
     }  # fmt: skip
     assert parse_names("query=W.q,output=proj.0")["query"] == "W.q"
+    assert list(parse_names("bias=b_o,output=W_o")) == ["query", "key", "value", "output", "bias"]
     assert parse_names("qkv=c_attn") == {"qkv": "c_attn", "output": "output_linear"}
 
 

@@ -15,8 +15,10 @@ import numpy as np
 
 from minigpt.inspection.students.answers import OK, Answer, Series, answer_of
 from minigpt.inspection.students.arguments import (
+    ANY,
     CONVENTIONS,
     FLAG,
+    NO_MASK,
     OWN_CAUSAL,
     MaskArgument,
     arrays_of,
@@ -37,18 +39,21 @@ Call = Callable[[Inputs, str, Any], Any]
 """(inputs, library, mask or None) → whatever the student's code returns."""
 
 
-def ask_function(function: Callable[..., Any], trials: Trials, note: Note, enough: Enough) -> list[Series]:
+def ask_function(
+    function: Callable[..., Any], trials: Trials, note: Note, enough: Enough, masks: str = ANY
+) -> list[Series]:
     """Ask a function of query, key, value and perhaps a mask in every manner, until there is enough.
 
     Args:
         trials: what to ask, by the number of axes.
         note: is told what comes next.
         enough: whether a series makes further ones with this number of axes needless.
+        masks: a key of MASKS.
 
     Raises:
         Unusable: if it can't be called so at all.
     """
-    mask = mask_parameter(function, 3)
+    mask = mask_parameter(function, 3, masks)
 
     def call(inputs: Inputs, library: str, given: Any) -> Any:
         return mask.call(function, arrays_of(inputs, library), given)
@@ -59,13 +64,13 @@ def ask_function(function: Callable[..., Any], trials: Trials, note: Note, enoug
     return found
 
 
-def ask_layer(layer: Layer, trials: Trials, note: Note, enough: Enough) -> list[Series]:
+def ask_layer(layer: Layer, trials: Trials, note: Note, enough: Enough, masks: str = ANY) -> list[Series]:
     """The same for a class with ``forward(query, key, value, mask)`` or ``forward(x, mask)``.
 
     Raises:
         Unusable: if it can't be made, filled with weights or called so at all.
     """
-    mask = mask_parameter(layer.forward, layer.n_input)
+    mask = mask_parameter(layer.forward, layer.n_input, masks)
     if not layer.takes_other_inputs:
         trials = {n: [trial for trial in given if _of_one_input(trial)] for n, given in trials.items()}
     found: list[Series] = []
@@ -78,8 +83,8 @@ def ask_layer(layer: Layer, trials: Trials, note: Note, enough: Enough) -> list[
 
 def _ask_layer_with(layer: Layer, mask: MaskArgument, trials: Trials, note: Note, enough: Enough) -> list[Series]:
     found: list[Series] = []
-    for library in ("torch float32", "torch float64"):
-        for turned in (False, True) if layer.bare else (False,):
+    for library in layer.libraries:
+        for turned in (False, True) if layer.ambiguous else (False,):
 
             def call(inputs: Inputs, library: str, given: Any, turned: bool = turned) -> Any:
                 assert inputs.projections
@@ -155,8 +160,10 @@ def _fitting(trials: Sequence[Trial], convention: str) -> list[Trial]:
         return without_mask(trials)
     if convention in CONVENTIONS:
         return [trial for trial in trials if convention == "additive" or trial.name != BIAS]
-    plain = [trial for trial in trials if trial.inputs.mask is None and trial.inputs.bias is None]
-    return [*plain, *(trial for trial in trials if trial.causal)] if convention == FLAG else plain
+    unbiased = [trial for trial in trials if trial.inputs.bias is None]
+    if convention == NO_MASK:  # masks do not reach it: where there is one, it is missing
+        return unbiased
+    return [trial for trial in unbiased if trial.inputs.mask is None or trial.causal]
 
 
 def _answer(manner: _Manner, trial: Trial) -> Answer:
@@ -169,7 +176,7 @@ def _answer(manner: _Manner, trial: Trial) -> Answer:
             return call(inputs, library, inputs.mask is not None)
         if inputs.bias is not None:
             return call(inputs, library, converted(inputs.bias, library))
-        if inputs.mask is not None:
+        if inputs.mask is not None and convention in CONVENTIONS:
             return call(inputs, library, mask_of(inputs.mask, library, convention, lead, form))
         try:
             return call(inputs, library, None)

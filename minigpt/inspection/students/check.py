@@ -22,6 +22,7 @@ import minigpt
 from minigpt.config import nearest
 from minigpt.errors import UserError
 from minigpt.inspection.students.answers import Answer, Series
+from minigpt.inspection.students.arguments import ANY
 from minigpt.inspection.students.diagnosis import Verdict, judge
 from minigpt.inspection.students.layer import NAMES
 from minigpt.inspection.students.trials import asked_of_functions, asked_of_layers
@@ -65,25 +66,28 @@ def parse_names(text: str) -> dict[str, str]:
     """
     pairs = {role: name for role, _, name in (part.partition("=") for part in text.split(",") if part)}
     roles = {"qkv", "output"} if "qkv" in pairs else set(NAMES)
+    roles |= {"bias"} & set(pairs)
     for role, name in pairs.items():
         if role not in roles or not all(part.isidentifier() or part.isdigit() for part in name.split(".")):
-            form = "query=NAME,key=NAME,value=NAME,output=NAME or qkv=NAME,output=NAME"
+            form = "query=NAME,key=NAME,value=NAME,output=NAME or qkv=NAME,output=NAME, and perhaps bias=NAME"
             raise UserError(f"--names: {role}={name} makes no sense; give {form}")
-    return {role: pairs.get(role, NAMES.get(role, "")) for role in ("qkv", *NAMES) if role in roles}
+    return {role: pairs.get(role, NAMES.get(role, "")) for role in ("qkv", *NAMES, "bias") if role in roles}
 
 
 def check(
     implementation: Implementation,
     *,
     examples: Path | None = None,
-    names: Mapping[str, str] = NAMES,
+    names: Mapping[str, str] | None = None,
+    mask: str = ANY,
     time_limit: float = TIME_LIMIT,
 ) -> Verdict:
     """Run the student's code on all examples and drawn numbers, and judge it.
 
     Args:
         examples: a file of one's own instead of the shipped ones.
-        names: where a class keeps its projections.
+        names: where a class keeps its projections; None: in those of NAMES.
+        mask: which kinds of masks are given, a key of MASKS.
         time_limit: seconds for all of it, the start of Python and torch included.
 
     Raises:
@@ -96,7 +100,8 @@ def check(
     request = {
         "file": str(implementation.file.resolve()),
         "name": implementation.name,
-        "names": dict(names),
+        "names": dict(names) if names else None,
+        "mask": mask,
         "examples": str(examples.resolve()) if examples else "",
     }
     lines, ended = _run(request, time_limit)

@@ -162,8 +162,10 @@ def _notes(several: Sequence[Evidence]) -> tuple[str, ...]:
     axes = " or ".join(str(evidence.series.n_axis) for evidence in several)
     kinds = {NO_MASK: "no mask", OWN_CAUSAL: "a causal mask of its own", FLAG: "a flag for the causal mask"}
     notes = [f"asked with {axes} axes, {first.library}, {kinds.get(first.convention, f'masks as {first.convention}')}"]
-    if first.convention in (NO_MASK, OWN_CAUSAL):
-        notes.append("it takes no mask: examples with other masks were left out")
+    if first.convention == NO_MASK:
+        notes.append("it takes no mask: give it one more argument, mask")
+    if first.convention == OWN_CAUSAL:
+        notes.append("it takes no mask: examples with other masks than the causal one were left out")
     left_out = [pair for evidence in several for pair in evidence.left_out]
     taken = [pair for evidence in several for pair in [*evidence.sound, *evidence.off]]
     if any(trial.optional for trial, _ in left_out) and not any(trial.optional for trial, _ in taken):

@@ -77,6 +77,7 @@ def _masks() -> Iterator[Mistake]:
         ("mask after the softmax", ["after_softmax"], "weights set to 0 later no longer add up to 1"),
         ("mask multiplied before the softmax", ["multiplied"], "a score of 0 still gets weight, exp(0) = 1"),
         ("-1 instead of -inf", ["minus_one", "minus_one_early"], "-1 still gets weight, exp(-1) = 0.37"),
+        ("-1 instead of -inf", ["minus_one_added"], "1 less than before still gets weight, exp(-1) = 0.37 of it"),
         ("own causal mask", ["causal"], "now every mask given is taken for the causal one"),
         ("masked without a mask", ["causal_always"], "now the causal mask is used even if none is given"),
     ):
@@ -125,7 +126,7 @@ def _of_layers() -> Iterator[Mistake]:
     yield _mistake("heads split without the transpose", PROJECTION, mend, split=False)
     mend = "Merge heads by transpose(1, 2) first, (B, T, heads, size), and then view(B, T, d_model)."
     yield _mistake("heads merged without the transpose", MERGE, mend, merge=False)
-    mend = "The output projection has a bias: nn.Linear(d_model, d_model), added after its matrix."
+    mend = "The output projection has a bias, added after its matrix: nn.Linear, or bare: --names bias=..."
     yield _mistake("output bias lost", OUTPUT, mend, bias=False)
     mend = "Send the merged heads through the output projection."
     yield _mistake("output projection missing", OUTPUT, mend, output=False)

@@ -18,6 +18,7 @@ Scale = Literal["sqrt_d", "none", "d", "times", "sqrt_d_v", "sqrt_d_model", "sqr
 Masking = Literal[
     "right", "missing", "transposed", "strict", "strict_causal", "strict_always", "inverted", "causal",
     "causal_always", "after_softmax", "multiplied", "minus_one", "minus_one_early",
+    "minus_one_added",
 ]  # fmt: skip
 Group = Literal["blocks", "cycle", "count", "first"]  # h // (H / G), h % G, h // G, 0
 Softmax = Literal["keys", "queries", "matrix", "everything", "first_axis", "second_axis", "missing"]
@@ -173,8 +174,8 @@ def _weights(scores: Array, visible: Mask | None, steps: Steps, factor: float) -
         return _normalise(scores, steps.softmax)
     if steps.mask == "after_softmax":
         return np.where(visible, _normalise(scores, steps.softmax), 0.0)
-    hidden = {"multiplied": 0.0, "minus_one": -1.0, "minus_one_early": -factor}.get(steps.mask, -np.inf)
-    return _normalise(np.where(visible, scores, hidden), steps.softmax)
+    hidden = {"multiplied": 0.0, "minus_one": -1.0, "minus_one_early": -factor, "minus_one_added": scores - 1}
+    return _normalise(np.where(visible, scores, hidden.get(steps.mask, -np.inf)), steps.softmax)
 
 
 def _normalise(scores: Array, how: Softmax) -> Array:
