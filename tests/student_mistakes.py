@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from student_group_mistakes import GROUPS
 from torch.nn import functional as F
 
 INF = float("inf")
@@ -272,45 +273,6 @@ def no_mask_numpy(q, k, v, dropout=0.0):
     return e / e.sum(-1, keepdims=True) @ v
 
 
-def groups_by_remainder(q, k, v, mask=None):
-    n_kv = k.shape[-3]
-    heads = []
-    for h in range(q.shape[-3]):
-        q_h, k_h, v_h = q[..., h, :, :], k[..., h % n_kv, :, :], v[..., h % n_kv, :, :]
-        heads.append(F.scaled_dot_product_attention(q_h, k_h, v_h, mask))
-    return torch.stack(heads, dim=-3)
-
-
-def groups_tiled(q, k, v, mask=None):
-    if q.ndim == 4:
-        k = k.repeat(1, q.shape[1] // k.shape[1], 1, 1)
-        v = v.repeat(1, q.shape[1] // v.shape[1], 1, 1)
-    s = q @ k.mT / k.shape[-1] ** 0.5
-    if mask is not None:
-        s = s.masked_fill(mask == 0, -INF)
-    return s.softmax(-1) @ v
-
-
-def groups_tiled_of_keys(q, k, v, mask=None):
-    h = q.shape[-3] if q.ndim == 4 else 1
-    if q.ndim == 4 and k.shape[1] != h:
-        k, v = k.repeat(1, h // k.shape[1], 1, 1), v.repeat_interleave(h // v.shape[1], 1)
-    return F.scaled_dot_product_attention(q, k, v, mask)
-
-
-def groups_tiled_of_values(q, k, v, mask=None):
-    h = q.shape[-3] if q.ndim == 4 else 1
-    if q.ndim == 4 and k.shape[1] != h:
-        k, v = k.repeat_interleave(h // k.shape[1], 1), v.repeat(1, h // v.shape[1], 1, 1)
-    return F.scaled_dot_product_attention(q, k, v, mask)
-
-
-def first_group_alone(q, k, v, mask=None):
-    if q.ndim == 4 and k.shape[1] != q.shape[1]:
-        k, v = k[:, :1], v[:, :1]
-    return F.scaled_dot_product_attention(q, k.expand(q.shape[:-2] + k.shape[-2:]), v, mask)
-
-
 def only_weights(q, k, v, mask=None):
     s = q @ k.mT / k.shape[-1] ** 0.5
     return (s if mask is None else s.masked_fill(mask == 0, -INF)).softmax(-1)
@@ -333,12 +295,6 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
     "mask after the softmax": (mask_afterwards, mask_filled_afterwards),
     "mask multiplied before the softmax": (mask_multiplied, mask_multiplied_early_numpy),
     "-1 instead of -inf": (minus_one, minus_one_before_scaling),
-    "wrong group map": (
-        groups_by_remainder,
-        groups_tiled,
-        groups_tiled_of_keys,
-        groups_tiled_of_values,
-        first_group_alone,
-    ),
+    "wrong group map": GROUPS,
     "weights returned instead of the output": (only_weights,),
 }

@@ -85,4 +85,4 @@ def groups_backwards(q, k, v, mask=None):
 
 
 UNKNOWN = {cube_root: "scaling", softplus: "softmax", values_squared: "weighted sum", minus_three: "mask",
-           shifted_keys: "raw scores", groups_backwards: None}  # fmt: skip
+           shifted_keys: "raw scores", groups_backwards: None, same_weights: "raw scores"}  # fmt: skip

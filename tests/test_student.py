@@ -85,7 +85,7 @@ def test_mistake_is_told_with_tables_and_as_json(script: Script, student: Path) 
 
 
 def test_class_of_torch_that_imports_its_neighbour(script: Script, tmp_path: Path) -> None:
-    for name in ("student_classes", "student_mistakes", "student_class_mistakes"):
+    for name in ("student_classes", "student_mistakes", "student_group_mistakes", "student_class_mistakes"):
         (tmp_path / f"{name}.py").write_bytes((ROOT / "tests" / f"{name}.py").read_bytes())
     words = ("--names", "query=query_linear,output=output_linear", "--json")
     answer = examined(script, tmp_path / "student_class_mistakes.py", "MergedWrongly", *words)

@@ -1,19 +1,21 @@
 """Compute worked examples in every way the project has, against expected numbers.
 
-The ways are plain NumPy, PyTorch in the open, its fused kernel, the hand-written
-kernel that trains on a CPU, and decoding token by token behind a cache. A number
-x is met if |got - x| <= 1e-6 + 1e-6 |x| in float64; for float32 put 1e-5. The
-exit code is 1 if any is missed.
+The ways are plain NumPy, PyTorch in the open, its fused kernel, the kernel
+written by hand that trains on a CPU, and decoding token by token behind a
+cache. A number x is met if |got - x| <= 1e-6 + 1e-6 |x| in float64; for float32
+put 1e-5. The exit code is 1 if any is missed.
 
 With --impl your own code is judged by them, and a mistake is told by its name:
-a function of query, key, value and mask, or a class made as (d_model, num_heads)
-with forward(query, key, value, mask=None) and its projections in query_linear,
-key_linear, value_linear and output_linear (or elsewhere: --names). Inputs come
-from torch or NumPy, with a batch axis or none; masks as truth values or 1 and 0
-(True = may look), or as 0 and -inf to be added: whichever the code understands,
-or only what --mask says. With --examples the judge is your file, whose numbers
-are first held against its inputs, to the places printed (three or more): one
-that is off is the file's mistake, and the exit code is 2.
+a function of query, key, value and mask, or a class made as
+(d_model, num_heads) with forward(query, key, value, mask=None) and its
+projections in query_linear, key_linear, value_linear and output_linear (or
+elsewhere: --names). Inputs come from torch or NumPy, with a batch axis or none;
+masks as truth values or 1 and 0 (True = may look), or as 0 and -inf to be
+added: whichever the code understands, or only what --mask says.
+
+With --examples the judge is your file. Its numbers are first held against its
+inputs, to the places printed (three or more): one that is off is the file's
+mistake, and the exit code is 2.
 """
 
 import argparse

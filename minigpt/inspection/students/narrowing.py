@@ -70,6 +70,8 @@ def _of_weights(weights: Array, right: Array, off: Sequence[tuple[Trial, Answer]
     if weights.min() > floor and right.min() > floor:
         got, scores = _centred_logs(weights), _centred_logs(right)
         factor = float((got * scores).sum() / (scores**2).sum()) if np.any(scores) else 1.0
+        if np.ptp(got) < CLOSE:
+            return Finding(SCORES, f"{UNKNOWN}; every key gets the same weight, whatever its score")
         if np.allclose(got, factor * scores, atol=1e-2):
             return Finding(SCALING, f"{UNKNOWN}; {_of_factor(factor, off)}")
     return Finding(SCORES, f"{UNKNOWN}; the weights add up to 1 but belong to other scores")
@@ -77,8 +79,6 @@ def _of_weights(weights: Array, right: Array, off: Sequence[tuple[Trial, Answer]
 
 def _of_factor(factor: float, off: Sequence[tuple[Trial, Answer]]) -> str:
     """What to say of scores that are so many times the right ones in one answer."""
-    if abs(factor) < CLOSE:
-        return "every key gets the same weight, whatever its score"
     scaled = ((compute(_with_scores(trial.inputs, factor)), answer.output) for trial, answer in off)
     if all(output is not None and _agrees(got, output) for output, got in scaled):
         return f"the scaled scores are {factor:.4g} times what they must be"
