@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from itertools import product
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -94,8 +95,11 @@ class Packed(nn.Module):
         self.h = num_heads
         self.c_attn, self.c_proj = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
 
+    def packed(self, x):
+        return self.c_attn(x)
+
     def forward(self, x, mask=None):
-        q, k, v = (part.unflatten(-1, (self.h, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, dim=-1))
+        q, k, v = (part.unflatten(-1, (self.h, -1)).transpose(1, 2) for part in self.packed(x).chunk(3, dim=-1))
         s = q @ k.mT * q.shape[-1] ** -0.5
         s = s if mask is None else s.masked_fill(mask == 0, -math.inf)
         return self.c_proj((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
@@ -130,7 +134,94 @@ class Bare(nn.Module):
         return self.proj[0]((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
+class PackedRows(Packed):
+    """One bare matrix of 3 D rows, as torch keeps its own."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.W_qkv = nn.Parameter(torch.randn(3 * d_model, d_model))
+
+    def packed(self, x):
+        return F.linear(x, self.W_qkv)
+
+
+class PackedColumns(Packed):
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.W_qkv = nn.Parameter(torch.randn(d_model, 3 * d_model))
+
+    def packed(self, x):
+        return x @ self.W_qkv
+
+
+class OfTorch(nn.MultiheadAttention):
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads, batch_first=True)
+
+    def forward(self, query, key, value, mask=None):  # type: ignore[override]
+        return super().forward(query, key, value, attn_mask=mask if mask is None else ~mask)
+
+
+class Arrays:
+    """NumPy alone, no module, and no call but ``forward``."""
+
+    turned = False
+
+    def __init__(self, d_model, num_heads):
+        self.h = num_heads
+        self.W_q, self.W_k, self.W_v, self.W_o = np.random.default_rng(0).normal(size=(4, d_model, d_model))
+        self.b_o = np.ones((1, d_model))
+
+    def times(self, x, W):
+        return x @ (W.T if self.turned else W)
+
+    def forward(self, query, key, value, mask=None):
+        B, T, D = query.shape
+        q, k, v = (
+            self.times(x, W).reshape(B, -1, self.h, D // self.h).transpose(0, 2, 1, 3)
+            for x, W in ((query, self.W_q), (key, self.W_k), (value, self.W_v))
+        )
+        s = q @ k.transpose(0, 1, 3, 2) / np.sqrt(D // self.h)
+        s = s if mask is None else np.where(mask, s, -1e9)
+        w = np.exp(s - s.max(-1, keepdims=True))
+        w /= w.sum(-1, keepdims=True)
+        return self.times((w @ v).transpose(0, 2, 1, 3).reshape(B, T, D), self.W_o) + self.b_o, w
+
+
+class OwnLinear:
+    def __init__(self, d_in, d_out):
+        self.weight, self.bias = np.zeros((d_out, d_in)), np.zeros(d_out)
+
+
+class OwnLayers(Arrays):
+    """NumPy, with layers of its own that have a weight."""
+
+    def __init__(self, d_model, num_heads):
+        self.h = num_heads
+        self.query_linear, self.key_linear, self.value_linear, self.output_linear = (
+            OwnLinear(d_model, d_model) for _ in range(4)
+        )
+
+    def __call__(self, query, key, value, mask=None):
+        self.W_q, self.W_k, self.W_v = (
+            layer.weight.T for layer in (self.query_linear, self.key_linear, self.value_linear)
+        )
+        self.W_o, self.b_o = self.output_linear.weight.T, self.output_linear.bias
+        return super().forward(query, key, value, mask)
+
+
+class NoModule:
+    """Layers of torch in a class that is no module."""
+
+    def __init__(self, d_model, num_heads):
+        self.inner = Course(d_model, num_heads).eval()
+
+    def forward(self, query, key, value, mask=None):
+        return self.inner(query, key, value, mask)
+
+
 PACKED_NAMES = {"qkv": "c_attn", "output": "c_proj"}
+ARRAY_NAMES = {"query": "W_q", "key": "W_k", "value": "W_v", "output": "W_o", "bias": "b_o"}
 BARE_NAMES = {"query": "W_q", "key": "W_k", "value": "W_v", "output": "proj.0"}
 
 
@@ -141,4 +232,10 @@ def classes() -> Iterator[tuple[type, dict[str, str] | None]]:
         yield type(f"Course, {flags}", (Course,), flags), None
     yield from ((kind, None) for kind in (Einsum, HeadByHead, WithoutBatch))
     yield from ((kind, PACKED_NAMES) for kind in (Packed, PackedOfThree, PackedCausal))
+    rows = {"qkv": "W_qkv", "output": "c_proj"}
+    yield from ((kind, rows) for kind in (PackedRows, PackedColumns))
+    yield OfTorch, {"qkv": "in_proj_weight", "output": "out_proj"}
+    yield from ((kind, ARRAY_NAMES) for kind in (Arrays, type("ArraysTurned", (Arrays,), {"turned": True})))
+    yield OwnLayers, None
+    yield NoModule, {role: f"inner.{role}_linear" for role in ("query", "key", "value", "output")}
     yield from ((kind, BARE_NAMES) for kind in (Bare, type("Turned", (Bare,), {"turned": True})))

@@ -64,5 +64,25 @@ def shifted_keys(q, k, v, mask=None):
     return (s if mask is None else s.masked_fill(mask == 0, -INF)).softmax(-1) @ v
 
 
+def same_weights(q, k, v, mask=None):
+    w = q.new_ones(q.shape[-2], k.shape[-2]) if mask is None else mask.to(q.dtype)
+    return w / w.sum(-1, keepdim=True) @ v
+
+
+def root_of_queries(q, k, v, mask=None):
+    s = q @ k.mT / q.shape[-2] ** 0.5
+    return (s if mask is None else s.masked_fill(mask == 0, -INF)).softmax(-1) @ v
+
+
+def ten_percent_less(q, k, v, mask=None):
+    return F.scaled_dot_product_attention(0.9 * q, k, v, mask)
+
+
+def groups_backwards(q, k, v, mask=None):
+    if q.ndim == 4 and k.shape[1] != q.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1).flip(1) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, mask)
+
+
 UNKNOWN = {cube_root: "scaling", softplus: "softmax", values_squared: "weighted sum", minus_three: "mask",
-           shifted_keys: "raw scores"}  # fmt: skip
+           shifted_keys: "raw scores", groups_backwards: None, same_weights: "raw scores"}  # fmt: skip

@@ -1,50 +1,31 @@
 """Every mistake is called by its name, and correct code, however it is written, is accused of nothing."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from itertools import combinations, product
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import student_class_mistakes
 import student_classes
+import student_group_mistakes
 import student_mistakes
 import student_variants
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from student_class_mistakes import CLASSES
-from student_classes import Course
+from student_classes import ARRAY_NAMES, Arrays, Course
+from student_judging import judged, judged_class
 from student_mistakes import FUNCTIONS
-from student_rare_mistakes import PAIRS, UNKNOWN
-from torch import nn
+from student_rare_mistakes import (
+    PAIRS,
+    UNKNOWN,
+    cube_root,
+    groups_backwards,
+    root_of_queries,
+    same_weights,
+    ten_percent_less,
+)  # fmt: skip
 
-from minigpt import plain
-from minigpt.inspection.students.calls import Series, ask_function, ask_layer
-from minigpt.inspection.students.diagnosis import Verdict, judge
-from minigpt.inspection.students.evidence import weigh
-from minigpt.inspection.students.layer import NAMES, Layer, Unusable
-from minigpt.inspection.students.mistakes import candidates, made_of
-from minigpt.inspection.students.steps import RIGHT, Inputs, compute, expected_weights
-from minigpt.inspection.students.trials import asked_of_functions, asked_of_layers
-from minigpt.inspection.worked.examples import load_examples
-
-OF_FUNCTIONS, OF_LAYERS = asked_of_functions(load_examples()), asked_of_layers(load_examples())
-
-
-def judged(function: Callable[..., Any]) -> Verdict:
-    def enough(series: Series) -> bool:
-        return weigh(series, OF_FUNCTIONS[series.n_axis]).right
-
-    return judge(ask_function(function, OF_FUNCTIONS, lambda _: None, enough), OF_FUNCTIONS)
-
-
-def judged_class(kind: type, names: Mapping[str, str] = NAMES) -> Verdict:
-    def enough(series: Series) -> bool:
-        return weigh(series, OF_LAYERS[series.n_axis]).right
-
-    return judge(ask_layer(Layer(kind, names), OF_LAYERS, lambda _: None, enough), OF_LAYERS)
-
+from minigpt.inspection.students.layer import NAMES
 
 # ── correct code ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -63,8 +44,10 @@ def test_two_hundred_correct_variants_are_accused_of_nothing() -> None:
 
 
 def test_what_was_left_out_is_said() -> None:
-    notes = " ".join(judged(student_variants.no_mask).notes)
-    assert "takes no mask" in notes and "as many key heads as query heads" in notes
+    notes = " ".join(judged(student_variants.always_causal).notes)
+    assert "other masks than the causal one were left out" in notes
+    assert "it takes no mask: give it one more argument, mask" in judged(student_mistakes.no_mask).notes
+    assert "as many key heads as query heads" in " ".join(judged(student_variants.mask_and_scale).notes)
     assert "may look at nothing" in " ".join(judged(student_variants.bmm).notes)
     with_groups = judged(student_variants.grouped).notes
     assert with_groups[0] == "asked with 2 or 3 or 4 axes, torch float32, masks as bool"
@@ -112,6 +95,21 @@ def test_mistake_of_a_class_is_named(name: str, kind: type) -> None:
     assert judged_class(kind).mistake == name
 
 
+def test_mistake_of_a_class_without_torch_is_named() -> None:
+    class Swapped(Arrays):
+        def forward(self, query, key, value, mask=None):
+            self.W_q, self.W_k, W_q = self.W_k, self.W_q, self.W_q
+            try:
+                return super().forward(query, key, value, mask)
+            finally:
+                self.W_q, self.W_k = W_q, self.W_q
+
+    assert judged_class(Swapped, ARRAY_NAMES).mistake == "W_Q and W_K swapped"
+    without_bias = {role: name for role, name in ARRAY_NAMES.items() if role != "bias"}
+    verdict = judged_class(type("Biasless", (Arrays,), {"b_o": property(lambda _: 0, lambda *_: None)}), without_bias)
+    assert verdict.mistake == "output bias lost" and "--names bias=" in verdict.mend
+
+
 def test_first_example_and_first_step_that_differ() -> None:
     verdict = judged(student_mistakes.no_root)
     assert (verdict.example, verdict.step) == ("three_token_full", "scaling")
@@ -123,6 +121,26 @@ def test_first_example_and_first_step_that_differ() -> None:
     assert by_d.weights is not None and by_d.weights[0].shape == (3, 3)
     assert judged_class(student_class_mistakes.NoBias).example == "two_heads_projected"
     assert judged_class(student_class_mistakes.NoBias).step == "output projection"
+
+
+def test_kind_of_mask_can_be_settled() -> None:
+    def additive(q, k, v, mask=None):
+        s = q @ k.mT / q.shape[-1] ** 0.5
+        return (s if mask is None else s + mask).softmax(-1) @ v
+
+    def with_bool(q, k, v, mask=None):
+        s = q @ k.mT / q.shape[-1] ** 0.5
+        return (s if mask is None else s.masked_fill(~mask, -1e9)).softmax(-1) @ v
+
+    def ones(q, k, v, mask=None):
+        s = q @ k.mT / q.shape[-1] ** 0.5
+        return (s if mask is None else s + (1 - mask) * -1e9).softmax(-1) @ v
+
+    right = {additive: {"any", "additive"}, with_bool: {"any", "bool"}, ones: {"any"}}
+    for function, kinds in right.items():
+        assert {kind for kind in ("any", "bool", "additive") if judged(function, kind).correct} == kinds
+    assert judged(additive, "bool").mistake == "-1 instead of -inf"  # True is 1, False 0
+    assert judged(student_variants.always_causal, "bool").correct  # who takes no mask is not concerned
 
 
 @pytest.mark.parametrize("names", PAIRS)
@@ -140,6 +158,36 @@ def test_unknown_mistake_is_given_no_name_but_a_step(function: Callable[..., Any
     assert "no known mistake" in verdict.message
 
 
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (ten_percent_less, "the scaled scores are 0.9 times what they must be"),
+        (cube_root, "a multiple of what they must be, another one for other sizes"),  # sqrt(d) / 4.5
+        (root_of_queries, "a multiple of what they must be, another one for other sizes"),  # sqrt(d) / sqrt(T)
+        (same_weights, "every key gets the same weight, whatever its score"),
+        (groups_backwards, "without a mask only heads in groups are off: query head h must use"),
+    ],
+)
+def test_what_is_said_of_an_unknown_mistake_holds_for_the_example_shown(
+    function: Callable[..., Any], says: str
+) -> None:
+    verdict = judged(function)
+    assert verdict.mistake is None and says in verdict.message
+    assert "times" in says or "times" not in verdict.message
+
+
+def test_overflow_of_an_honest_softmax_is_a_note() -> None:
+    def unscaled_too(q, k, v, mask=None):
+        return student_variants.naive_exp(q * k.shape[-1] ** 0.5, k, v, mask)
+
+    for function, mistake in ((student_variants.naive_exp, None), (unscaled_too, "no sqrt(d)")):
+        verdict = judged(function)
+        assert (verdict.correct, verdict.mistake) == (mistake is None, mistake)
+        note = "extreme_scores, not judged: the softmax overflows at huge scores; take each row's largest score away"
+        assert any(told.startswith(note) for told in verdict.notes)
+    assert not any("overflows" in note for note in judged(student_variants.grouped).notes)
+
+
 def test_mistake_with_a_batch_alone_is_told_so() -> None:
     def over_axis_1(q, k, v, mask=None):
         s = q @ k.mT / q.shape[-1] ** 0.5
@@ -151,7 +199,7 @@ def test_mistake_with_a_batch_alone_is_told_so() -> None:
 
 
 def test_groups_of_heads_are_judged_where_they_are_taken() -> None:
-    verdict = judged(student_mistakes.groups_tiled)
+    verdict = judged(student_group_mistakes.groups_tiled)
     assert verdict.example == "grouped_query"
     assert "with 2 or 3 axes it is right; this shows with 4" in verdict.notes
     assert not any("were left out" in note for note in verdict.notes)
@@ -163,139 +211,3 @@ def test_what_fits_one_layer_equally_is_said() -> None:
             return student_class_mistakes.of_a_layer(student_mistakes.keys_by_queries).forward(self, x, x, x, mask)
 
     assert judged_class(SelfOnly).mistake == "W_Q and W_K swapped or Q and K swapped"
-
-
-# ── code that gives no numbers ─────────────────────────────────────────────────────────────────────────────────
-
-
-def raises(q, k, v, mask=None):
-    s = q @ k.mT
-    return undefined_name(s)  # type: ignore[name-defined]  # noqa: F821
-
-
-def returns_nothing(q, k, v, mask=None):
-    _ = q @ k.mT
-
-
-def returns_text(q, k, v, mask=None):
-    return "done"
-
-
-def returns_other_shape(q, k, v, mask=None):
-    return v[..., :2]
-
-
-def stops_at_masks(q, k, v, mask=None):
-    if mask is not None:
-        raise NotImplementedError("masks come next week")
-    return student_variants.mask_and_scale(q, k, v)
-
-
-def knows_squares_alone(q, k, v, mask=None):
-    hidden = q.new_zeros(q.shape[-2], q.shape[-2], dtype=bool)
-    s = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(hidden, -1e9)
-    return (s if mask is None else s.masked_fill(mask == 0, -1e9)).softmax(-1) @ v
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (raises, "NameError: name 'undefined_name' is not defined"),
-        (returns_nothing, "returned nothing (None)"),
-        (returns_text, "returned a str"),
-        (returns_other_shape, "returned an output of shape"),
-        (stops_at_masks, "NotImplementedError: masks come next week"),
-        (knows_squares_alone, "RuntimeError: The size of tensor"),
-    ],
-)
-def test_what_went_wrong_is_one_sentence(function: Callable[..., Any], message: str) -> None:
-    verdict = judged(function)
-    assert not verdict.correct and verdict.mistake is None
-    assert message in verdict.message
-    if "Error" in message:
-        line = int(verdict.message.split(":")[0].removeprefix("line "))
-        first = function.__code__.co_firstlineno
-        assert first < line < first + 6
-
-
-def never_the_same(q, k, v, mask=None):
-    import torch
-
-    return v + torch.rand_like(v)
-
-
-class NoProjections(nn.Module):
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.wq = nn.Linear(d_model, d_model)
-
-
-class OtherSizes(Course):
-    def __init__(self, d_model, num_heads):
-        super().__init__(d_model, num_heads)
-        self.value_linear = nn.Linear(d_model, 2 * d_model)
-
-
-def test_code_that_can_not_be_asked_is_refused() -> None:
-    with pytest.raises(Unusable, match="other numbers each time"):
-        judged(never_the_same)
-    with pytest.raises(Unusable, match="needs the argument 'd_k'"):
-        judged(lambda q, k, v, d_k: v)
-    with pytest.raises(Unusable, match="takes 1 arguments"):
-        judged(lambda x: x)
-    with pytest.raises(Unusable, match="has no query_linear, but wq") as error:
-        judged_class(NoProjections)
-    assert error.value.absent
-    with pytest.raises(Unusable, match=r"value_linear.weight has the shape \(24, 12\)"):
-        judged_class(OtherSizes)
-    with pytest.raises(Unusable, match=r"can't be made by \(12, 3\)"):
-        judged_class(dict)
-
-
-# ── the chain of steps ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_right_steps_are_attention() -> None:
-    for trial in [trial for trials in OF_FUNCTIONS.values() for trial in trials]:
-        inputs = trial.inputs
-        if inputs.bias is None and not trial.optional:
-            np.testing.assert_allclose(trial.output, plain.attention(*inputs[:4]), atol=1e-8)
-            np.testing.assert_allclose(
-                np.nan_to_num(expected_weights(inputs)), plain.attention_weights(*inputs[:2], inputs.mask), atol=1e-8
-            )
-    for trial in OF_LAYERS[3]:
-        output = compute(trial.inputs, RIGHT)
-        assert output is not None
-        np.testing.assert_allclose(output, trial.output, atol=1e-8)
-
-
-@pytest.mark.parametrize("layer", [False, True])
-def test_no_two_mistakes_with_other_names_give_the_same_numbers(layer: bool) -> None:
-    trials = OF_LAYERS[3] if layer else OF_FUNCTIONS[4]
-    outputs = {}
-    for (mistake,) in candidates(layer=layer, n_axis=3 if layer else 4, number=1):
-        steps = made_of([mistake])
-        outputs[mistake] = [compute(trial.inputs, steps) for trial in trials if trial.judged]
-    right = [trial.output for trial in trials if trial.judged]
-    for mistake, numbers in outputs.items():
-        assert _told_apart(numbers, right), mistake.name
-    for (one, numbers), (other, others) in combinations(outputs.items(), 2):
-        assert one.name == other.name or _told_apart(numbers, others), (one.name, other.name)
-
-
-def _told_apart(numbers: list[Any], others: list[Any]) -> bool:
-    """Whether some number that both settle differs clearly."""
-    both = [(a, b) for a, b in zip(numbers, others, strict=True) if a is not None and b is not None]
-    return any(np.nanmax(np.abs(a - b), initial=0, where=~np.isnan(a - b)) > 1e-2 for a, b in both)
-
-
-@settings(deadline=None, max_examples=25)
-@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.integers(0, 2**31))
-def test_steps_agree_with_the_plain_decoder_on_any_shape(heads: int, queries: int, keys: int, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    query, key, value = (random.normal(size=(heads, length, 3)) for length in (queries, keys, keys))
-    mask = random.random((queries, keys)) < 0.7
-    mask[:, 0] = True
-    got = compute(Inputs(query, key, value, mask), replace(RIGHT, scale="none"))
-    assert got is not None
-    np.testing.assert_allclose(got, plain.attention(query, key, value, mask, scaled=False), atol=1e-12)

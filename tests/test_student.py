@@ -1,14 +1,19 @@
 """A student's file run in a process of its own: nothing it does gets through but numbers, and each end is one line."""
 
+import json
+import re
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from running import ROOT, Answer, Script
 
 from minigpt.errors import UserError
 from minigpt.inspection.students.check import check, parse_implementation, parse_names
+from minigpt.inspection.worked.examples import load_examples
+from minigpt.inspection.worked.printed import require_right
 
 COMPARE = ROOT / "scripts" / "compare_attention.py"
 
@@ -80,7 +85,7 @@ def test_mistake_is_told_with_tables_and_as_json(script: Script, student: Path) 
 
 
 def test_class_of_torch_that_imports_its_neighbour(script: Script, tmp_path: Path) -> None:
-    for name in ("student_classes", "student_mistakes", "student_class_mistakes"):
+    for name in ("student_classes", "student_mistakes", "student_group_mistakes", "student_class_mistakes"):
         (tmp_path / f"{name}.py").write_bytes((ROOT / "tests" / f"{name}.py").read_bytes())
     words = ("--names", "query=query_linear,output=output_linear", "--json")
     answer = examined(script, tmp_path / "student_class_mistakes.py", "MergedWrongly", *words)
@@ -162,6 +167,8 @@ def test_what_is_not_there_is_the_users_mistake(script: Script, student: Path) -
         (("--time-limit", "nan"), "must be above 0"),
         (("--names", "query=W q"), "makes no sense"),
         (("--names", "queries=W_q"), "makes no sense"),
+        (("--names", "query=W_q"), "student file.py:attention: is a function; --names tells where a class keeps"),
+        (("--mask", "causal"), "invalid choice: 'causal'"),
         (("--steps",), "--impl goes with neither"),
         (("three_token_full",), "--impl goes with neither"),
         (("--examples", "none.json"), "none.json"),
@@ -172,6 +179,19 @@ def test_options_that_make_no_sense(script: Script, student: Path, words: tuple[
     assert answer.code == 2 and message in answer.err
 
 
+@pytest.mark.parametrize("words", [("--names", "query=W_q"), ("--time-limit", "3"), ("--mask", "bool")])
+def test_options_for_ones_own_code_are_refused_without_it(script: Script, words: tuple[str, ...]) -> None:
+    answer = script(COMPARE, "examples", *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert f"{words[0]} goes with --impl" in answer.err
+
+
+def test_kind_of_mask_and_help(script: Script, student: Path) -> None:
+    told = examined(script, student, "attention", "--mask", "additive", "--json")
+    assert told.code == 1 and told.json["mistake"] == "mask inverted"  # np.where hides where there is a 0
+    assert "minigpt/inspection/examples.json" in script(COMPARE, "examples", "--help").out
+
+
 def test_form_of_the_options() -> None:
     for text in ("student.py", ":attention", "student.py:", "student.py:not a name"):
         with pytest.raises(UserError, match="must be FILE:NAME"):
@@ -180,15 +200,50 @@ def test_form_of_the_options() -> None:
         "query": "query_linear", "key": "key_linear", "value": "value_linear", "output": "output_linear",
     }  # fmt: skip
     assert parse_names("query=W.q,output=proj.0")["query"] == "W.q"
+    assert list(parse_names("bias=b_o,output=W_o")) == ["query", "key", "value", "output", "bias"]
     assert parse_names("qkv=c_attn") == {"qkv": "c_attn", "output": "output_linear"}
 
 
-def test_examples_of_ones_own(script: Script, student: Path, tmp_path: Path) -> None:
+def causal_example(**changes: Any) -> dict[str, Any]:
+    """Two tokens, the numbers rounded to three places."""
+    example = {
+        "name": "mine", "query": [[1, 0], [0, 1]], "key": [[1, 0], [0, 1]], "value": [[10, 0], [0, 10]],
+        "mask": [[1, 0], [1, 1]], "weights": [[1, 0], [0.33, 0.67]], "output": [[10, 0], [3.302, 6.698]],
+    }  # fmt: skip
+    return {"attention": [example | changes]}
+
+
+def test_numbers_rounded_in_a_file_accuse_nobody(script: Script, student: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.json"
-    own.write_text(
-        '{"attention": [{"name": "mine", "query": [[0, 0]], "key": [[1, 2], [3, 4]], "value": [[1, 0], [0, 3]],'
-        ' "weights": [[0.5, 0.5]], "output": [[0.5, 1.6]]}]}',
-        encoding="utf-8",
-    )
-    told = examined(script, student, "attention", "--examples", own, "--json")
-    assert told.code == 1 and told.json["example"] == "mine" and told.json["got"] == [[0.5, 1.5]]
+    own.write_text(json.dumps(causal_example()), encoding="utf-8")
+    assert examined(script, student, "attention", "--examples", own).code == 0
+    told = examined(script, student, "unscaled", "--examples", own, "--json")
+    assert told.code == 1 and told.json["mistake"] == "no sqrt(d)" and told.json["example"] == "mine"
+    assert told.json["expected"][1] == pytest.approx([3.3023845, 6.6976155])  # not as rounded in the file
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("output", [[10, 0], [3.304, 6.698]], "output[1, 0]: 3.304 is wrong, it must be 3.302384507"),
+        ("weights", [[1, 0], [0.3, 0.7]], "weights[1, 0]: 0.3 is wrong, it must be 0.3302384507"),
+        ("output", [[10, 0], [3.3023847, 6.6976155]], ""),  # off by less than 1e-6
+        ("output", [[10, 0], [3.3023945, 6.6976155]], "output[1, 0]: 3.3023945 is wrong"),
+    ],
+)
+def test_wrong_numbers_in_a_file_are_its_own_mistake(tmp_path: Path, field: str, value: Any, says: str) -> None:
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps(causal_example(**{field: value})), encoding="utf-8")
+    if says:
+        with pytest.raises(UserError, match=re.escape(f"{own}: example mine, field {field}")) as told:
+            require_right(load_examples(own))
+        assert says in str(told.value)
+    else:
+        require_right(load_examples(own))
+
+
+def test_wrong_file_stops_before_any_code_runs(script: Script, student: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps(causal_example(output=[[10, 0], [6.698, 3.302]])), encoding="utf-8")
+    answer = examined(script, student, "attention", "--examples", own)
+    assert (answer.code, answer.out) == (2, "") and "field output[1, 0]: 6.698 is wrong" in answer.err

@@ -1,16 +1,21 @@
 """Compute worked examples in every way the project has, against expected numbers.
 
-The ways are plain NumPy, PyTorch in the open, its fused kernel, the hand-written
-kernel that trains on a CPU, and decoding token by token behind a cache. A number
-x is met if |got - x| <= 1e-6 + 1e-6 |x| in float64; for float32 put 1e-5. The
-exit code is 1 if any is missed.
+The ways are plain NumPy, PyTorch in the open, its fused kernel, the kernel
+written by hand that trains on a CPU, and decoding token by token behind a
+cache. A number x is met if |got - x| <= 1e-6 + 1e-6 |x| in float64; for float32
+put 1e-5. The exit code is 1 if any is missed.
 
 With --impl your own code is judged by them, and a mistake is told by its name:
-a function of query, key, value and mask, or a class made as (d_model, num_heads)
-with forward(query, key, value, mask=None) and its projections in query_linear,
-key_linear, value_linear and output_linear (or elsewhere: --names). Inputs come
-from torch or NumPy, with a batch axis or none; masks as truth values or 1 and 0
-(True = may look), or as 0 and -inf to be added: whichever the code understands.
+a function of query, key, value and mask, or a class made as
+(d_model, num_heads) with forward(query, key, value, mask=None) and its
+projections in query_linear, key_linear, value_linear and output_linear (or
+elsewhere: --names). Inputs come from torch or NumPy, with a batch axis or none;
+masks as truth values or 1 and 0 (True = may look), or as 0 and -inf to be
+added: whichever the code understands, or only what --mask says.
+
+With --examples the judge is your file. Its numbers are first held against its
+inputs, to the places printed (three or more): one that is off is the file's
+mistake, and the exit code is 2.
 """
 
 import argparse
@@ -30,6 +35,7 @@ from minigpt.inspection.worked.plain_steps import plain_steps
 NAME_WIDTH = 20
 COLUMNS = {"numpy": 8, "torch": 8, "fused": 8, "kernel": 11, "cached": 11}  # in float64, and their widths
 IN_FLOAT32 = 10
+OF_OWN_CODE = {"attributes": "--names", "mask": "--mask", "time_limit": "--time-limit"}
 WHY_NOT = {
     "no mask": "tokens see their future, so there is no order to decode them in",
     "other mask": "a cache goes with the causal mask alone",
@@ -46,7 +52,9 @@ WHY_NOT = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which examples, and how they are shown."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these examples (default: all)")
-    parser.add_argument("--examples", type=Path, metavar="FILE", help="your own, a JSON file like examples.json")
+    parser.add_argument(
+        "--examples", type=Path, metavar="FILE", help="your own, a JSON file like minigpt/inspection/examples.json"
+    )
     parser.add_argument("--steps", action="store_true", help="print every step as a table to follow with a pencil")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     own = parser.add_argument_group("your own code")
@@ -54,19 +62,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--names",
         dest="attributes",
-        default="",
         metavar="ROLE=NAME,...",
-        help="where a class keeps its projections: query=W_q,key=W_k,value=W_v,output=W_o, or qkv=packed,output=out",
+        help="where a class keeps its projections: query=W_q,key=W_k,value=W_v,output=W_o, or qkv=packed,output=out;"
+        " and bias=b_o, if the output's bias is an array by itself",
     )
     own.add_argument(
-        "--time-limit", type=float, default=30, metavar="SECONDS", help="for all of your code (default: 30)"
+        "--mask", choices=("bool", "additive", "any"), help="the one kind of mask that is given (default: any)"
     )
+    own.add_argument("--time-limit", type=float, metavar="SECONDS", help="for all of your code (default: 30)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Compute, print, and say by the exit code whether all holds."""
     if options.impl:
         return _judge_own(options)
+    for option in OF_OWN_CODE:
+        if getattr(options, option) is not None:
+            raise UserError(f"{OF_OWN_CODE[option]} goes with --impl: it is about code of your own")
     examples = load_examples(options.examples)
     results = {case: results_of(case) for case in examples.cases(options.names)}
     if options.json:
@@ -82,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _judge_own(options: argparse.Namespace) -> int:
     """Run the student's code and tell what is wrong with it, if anything is."""
-    from minigpt.inspection.students.check import check, parse_implementation, parse_names
+    from minigpt.inspection.students.check import TIME_LIMIT, check, parse_implementation, parse_names
     from minigpt.inspection.students.report import as_object, as_text
 
     if options.names or options.steps:
@@ -90,8 +102,9 @@ def _judge_own(options: argparse.Namespace) -> int:
     verdict = check(
         parse_implementation(options.impl),
         examples=options.examples,
-        names=parse_names(options.attributes),
-        time_limit=options.time_limit,
+        names=None if options.attributes is None else parse_names(options.attributes),
+        mask=options.mask or "any",
+        time_limit=TIME_LIMIT if options.time_limit is None else options.time_limit,
     )
     print(json.dumps(as_object(verdict, options.impl)) if options.json else as_text(verdict, options.impl))
     return 0 if verdict.correct else 1

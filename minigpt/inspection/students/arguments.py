@@ -11,6 +11,8 @@ from minigpt.inspection.students.layer import Unusable
 from minigpt.inspection.students.steps import Inputs, Mask
 
 CONVENTIONS = ("bool", "0/1", "additive")  # a mask True = may look; its numbers; 0 and -inf to be added
+ANY = "any"
+MASKS = {ANY: CONVENTIONS, "bool": ("bool",), "additive": ("additive",)}  # what a teacher can settle
 NO_MASK, OWN_CAUSAL, FLAG = "no mask", "own causal", "flag"  # functions that take no mask, or ``causal=True``
 OTHER = re.compile("scal|drop|temp|return|need|head|dim|size|eps|train|d_?k|d_?v|d_?model|dev|type|verb")  # no masks
 
@@ -21,11 +23,12 @@ class MaskArgument(NamedTuple):
     name: str | None = ""  # of the parameter; "": the next one by position; None: it takes none
     optional: bool = False
     flag: bool = False  # a truth value that asks for the causal mask
+    kinds: tuple[str, ...] = CONVENTIONS
 
     @property
     def conventions(self) -> tuple[str, ...]:
         """The kinds of masks to try."""
-        return (NO_MASK, OWN_CAUSAL) if self.name is None else (FLAG,) if self.flag else CONVENTIONS
+        return (NO_MASK, OWN_CAUSAL) if self.name is None else (FLAG,) if self.flag else self.kinds
 
     def call(self, function: Callable[..., Any], arrays: Sequence[Any], mask: Any) -> Any:
         if self.name is None or (mask is None and self.optional):
@@ -33,18 +36,19 @@ class MaskArgument(NamedTuple):
         return function(*arrays, mask) if self.name == "" else function(*arrays, **{self.name: mask})
 
 
-def mask_parameter(function: Callable[..., Any], n_input: int) -> MaskArgument:
-    """What the signature says about a mask behind the inputs.
+def mask_parameter(function: Callable[..., Any], n_input: int, wanted: str = ANY) -> MaskArgument:
+    """What the signature says about a mask behind the inputs; ``wanted``: a key of MASKS.
 
     Raises:
         Unusable: if something else must be given too, or less can be.
     """
+    kinds = MASKS[wanted]
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # built-in functions do not tell
-        return MaskArgument(optional=True)
+        return MaskArgument(optional=True, kinds=kinds)
     if any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters):
-        return MaskArgument(optional=True)
+        return MaskArgument(optional=True, kinds=kinds)
     ordered = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(ordered) < n_input:
         raise Unusable(f"takes {len(ordered)} arguments; query, key and value must be its first {n_input}")
@@ -59,7 +63,7 @@ def mask_parameter(function: Callable[..., Any], n_input: int) -> MaskArgument:
         return MaskArgument(None)
     mask = masks[0]
     name = "" if mask.kind == mask.POSITIONAL_ONLY else mask.name
-    return MaskArgument(name, mask.default is not mask.empty, bool(flags))
+    return MaskArgument(name, mask.default is not mask.empty, bool(flags), kinds)
 
 
 def arrays_of(inputs: Inputs, library: str) -> list[Any]:

@@ -7,18 +7,18 @@ This module runs in the student's process.
 
 import contextlib
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from minigpt.inspection.students.answers import OK, Answer, Series, answer_of
 from minigpt.inspection.students.arguments import (
+    ANY,
     CONVENTIONS,
     FLAG,
+    NO_MASK,
     OWN_CAUSAL,
     MaskArgument,
     arrays_of,
@@ -32,30 +32,6 @@ from minigpt.inspection.students.layer import Layer, Unusable
 from minigpt.inspection.students.steps import Inputs
 from minigpt.inspection.students.trials import BIAS, PROBES, Trial, without_mask
 
-OK, RAISED, SHAPE, TYPE = "ok", "raised", "shape", "type"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came of one call."""
-
-    kind: str  # OK, RAISED, SHAPE, TYPE
-    output: Any = None  # array, or None
-    weights: Any = None  # array, if the student returned some
-    message: str = ""
-    line: int = 0  # of the student's file, where an exception came from
-
-
-@dataclass
-class Series:
-    """The answers of one implementation asked in one manner, by the name of the trial."""
-
-    n_axis: int
-    library: str
-    convention: str
-    answers: dict[str, Answer] = field(default_factory=dict)
-
-
 Trials = Mapping[int, Sequence[Trial]]
 Note = Callable[[str], None]
 Enough = Callable[[Series], bool]
@@ -63,18 +39,21 @@ Call = Callable[[Inputs, str, Any], Any]
 """(inputs, library, mask or None) → whatever the student's code returns."""
 
 
-def ask_function(function: Callable[..., Any], trials: Trials, note: Note, enough: Enough) -> list[Series]:
+def ask_function(
+    function: Callable[..., Any], trials: Trials, note: Note, enough: Enough, masks: str = ANY
+) -> list[Series]:
     """Ask a function of query, key, value and perhaps a mask in every manner, until there is enough.
 
     Args:
         trials: what to ask, by the number of axes.
         note: is told what comes next.
         enough: whether a series makes further ones with this number of axes needless.
+        masks: a key of MASKS.
 
     Raises:
         Unusable: if it can't be called so at all.
     """
-    mask = mask_parameter(function, 3)
+    mask = mask_parameter(function, 3, masks)
 
     def call(inputs: Inputs, library: str, given: Any) -> Any:
         return mask.call(function, arrays_of(inputs, library), given)
@@ -85,13 +64,13 @@ def ask_function(function: Callable[..., Any], trials: Trials, note: Note, enoug
     return found
 
 
-def ask_layer(layer: Layer, trials: Trials, note: Note, enough: Enough) -> list[Series]:
+def ask_layer(layer: Layer, trials: Trials, note: Note, enough: Enough, masks: str = ANY) -> list[Series]:
     """The same for a class with ``forward(query, key, value, mask)`` or ``forward(x, mask)``.
 
     Raises:
         Unusable: if it can't be made, filled with weights or called so at all.
     """
-    mask = mask_parameter(layer.forward, layer.n_input)
+    mask = mask_parameter(layer.forward, layer.n_input, masks)
     if not layer.takes_other_inputs:
         trials = {n: [trial for trial in given if _of_one_input(trial)] for n, given in trials.items()}
     found: list[Series] = []
@@ -104,8 +83,8 @@ def ask_layer(layer: Layer, trials: Trials, note: Note, enough: Enough) -> list[
 
 def _ask_layer_with(layer: Layer, mask: MaskArgument, trials: Trials, note: Note, enough: Enough) -> list[Series]:
     found: list[Series] = []
-    for library in ("torch float32", "torch float64"):
-        for turned in (False, True) if layer.bare else (False,):
+    for library in layer.libraries:
+        for turned in (False, True) if layer.ambiguous else (False,):
 
             def call(inputs: Inputs, library: str, given: Any, turned: bool = turned) -> Any:
                 assert inputs.projections
@@ -181,8 +160,10 @@ def _fitting(trials: Sequence[Trial], convention: str) -> list[Trial]:
         return without_mask(trials)
     if convention in CONVENTIONS:
         return [trial for trial in trials if convention == "additive" or trial.name != BIAS]
-    plain = [trial for trial in trials if trial.inputs.mask is None and trial.inputs.bias is None]
-    return [*plain, *(trial for trial in trials if trial.causal)] if convention == FLAG else plain
+    unbiased = [trial for trial in trials if trial.inputs.bias is None]
+    if convention == NO_MASK:  # masks do not reach it: where there is one, it is missing
+        return unbiased
+    return [trial for trial in unbiased if trial.inputs.mask is None or trial.causal]
 
 
 def _answer(manner: _Manner, trial: Trial) -> Answer:
@@ -195,7 +176,7 @@ def _answer(manner: _Manner, trial: Trial) -> Answer:
             return call(inputs, library, inputs.mask is not None)
         if inputs.bias is not None:
             return call(inputs, library, converted(inputs.bias, library))
-        if inputs.mask is not None:
+        if inputs.mask is not None and convention in CONVENTIONS:
             return call(inputs, library, mask_of(inputs.mask, library, convention, lead, form))
         try:
             return call(inputs, library, None)
@@ -208,48 +189,7 @@ def _answer(manner: _Manner, trial: Trial) -> Answer:
             except Exception:
                 raise first from None
 
-    try:
-        return _read(ask(), trial)
-    except (Unusable, KeyboardInterrupt):
-        raise
-    except SystemExit:
-        raise Unusable("called exit(); it must return its result") from None
-    except BaseException as error:
-        return _failure(error)
-
-
-def _read(returned: Any, trial: Trial) -> Answer:
-    """The output, and weights if there are any, of what a call returned."""
-    several = list(returned) if isinstance(returned, tuple) and returned else [returned]
-    arrays = [_array(item) for item in several]
-    output, weights = arrays[0], arrays[1] if len(arrays) > 1 else None
-    if output is None:
-        what = "nothing (None)" if several[0] is None else f"a {type(several[0]).__name__}"
-        return Answer(TYPE, message=f"returned {what} where the output, an array of numbers, was expected")
-    if output.shape == trial.output.shape:
-        return Answer(OK, output, weights)
-    message = f"returned an output of shape {output.shape} where {trial.output.shape} was expected"
-    return Answer(SHAPE, output, weights, message)
-
-
-def _array(item: Any) -> Any:
-    """Numbers of any library as float64; None if it is something else."""
-    try:
-        if hasattr(item, "detach"):
-            item = item.detach().cpu().double().numpy()
-        array = np.asarray(item)
-        return array.astype(np.float64) if array.dtype.kind in "fiub" and array.size <= 1_000_000 else None
-    except Exception:
-        return None
-
-
-def _failure(error: BaseException) -> Answer:
-    """An exception, and the last line of the student's file that it went through."""
-    places = traceback.extract_tb(error.__traceback__)
-    here = Path(__file__).parent
-    theirs = next((place.filename for place in places if Path(place.filename).parent != here), None)
-    line = next((place.lineno for place in reversed(places) if place.filename == theirs), None)
-    return Answer(RAISED, message=f"{type(error).__name__}: {error}", line=line or 0)
+    return answer_of(ask, trial)
 
 
 # ── libraries ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -21,11 +21,13 @@ import numpy as np
 import minigpt
 from minigpt.config import nearest
 from minigpt.errors import UserError
-from minigpt.inspection.students.calls import Answer, Series
+from minigpt.inspection.students.answers import Answer, Series
+from minigpt.inspection.students.arguments import ANY
 from minigpt.inspection.students.diagnosis import Verdict, judge
 from minigpt.inspection.students.layer import NAMES
 from minigpt.inspection.students.trials import asked_of_functions, asked_of_layers
 from minigpt.inspection.worked.examples import load_examples
+from minigpt.inspection.worked.printed import require_right
 
 TIME_LIMIT = 30.0  # seconds
 LONGEST_ANSWER = 100_000_000  # bytes; a thousand times what is expected
@@ -64,37 +66,42 @@ def parse_names(text: str) -> dict[str, str]:
     """
     pairs = {role: name for role, _, name in (part.partition("=") for part in text.split(",") if part)}
     roles = {"qkv", "output"} if "qkv" in pairs else set(NAMES)
+    roles |= {"bias"} & set(pairs)
     for role, name in pairs.items():
         if role not in roles or not all(part.isidentifier() or part.isdigit() for part in name.split(".")):
-            form = "query=NAME,key=NAME,value=NAME,output=NAME or qkv=NAME,output=NAME"
+            form = "query=NAME,key=NAME,value=NAME,output=NAME or qkv=NAME,output=NAME, and perhaps bias=NAME"
             raise UserError(f"--names: {role}={name} makes no sense; give {form}")
-    return {role: pairs.get(role, NAMES.get(role, "")) for role in ("qkv", *NAMES) if role in roles}
+    return {role: pairs.get(role, NAMES.get(role, "")) for role in ("qkv", *NAMES, "bias") if role in roles}
 
 
 def check(
     implementation: Implementation,
     *,
     examples: Path | None = None,
-    names: Mapping[str, str] = NAMES,
+    names: Mapping[str, str] | None = None,
+    mask: str = ANY,
     time_limit: float = TIME_LIMIT,
 ) -> Verdict:
     """Run the student's code on all examples and drawn numbers, and judge it.
 
     Args:
         examples: a file of one's own instead of the shipped ones.
-        names: where a class keeps its projections.
+        names: where a class keeps its projections; None: in those of NAMES.
+        mask: which kinds of masks are given, a key of MASKS.
         time_limit: seconds for all of it, the start of Python and torch included.
 
     Raises:
-        UserError: if what is named is not there.
+        UserError: if what is named is not there, or the examples' own numbers are wrong.
     """
     if not time_limit > 0:
         raise UserError(f"--time-limit = {time_limit:g}: must be above 0")
-    shipped = load_examples(examples)
+    given = load_examples(examples)
+    require_right(given)
     request = {
         "file": str(implementation.file.resolve()),
         "name": implementation.name,
-        "names": dict(names),
+        "names": dict(names) if names else None,
+        "mask": mask,
         "examples": str(examples.resolve()) if examples else "",
     }
     lines, ended = _run(request, time_limit)
@@ -110,7 +117,7 @@ def check(
     found = [series for line in lines if "series" in line and (series := _series(line["series"]))]
     if not found:
         return Verdict(False, "left no answers that can be read")
-    return judge(found, (asked_of_layers if lines[-1]["done"] == "layer" else asked_of_functions)(shipped))
+    return judge(found, (asked_of_layers if lines[-1]["done"] == "layer" else asked_of_functions)(given))
 
 
 def _refuse(line: dict[str, Any], implementation: Implementation) -> None:

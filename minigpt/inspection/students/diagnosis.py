@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from minigpt.inspection.students.answers import OK, RAISED, SHAPE, Answer, Series
 from minigpt.inspection.students.arguments import FLAG, NO_MASK, OWN_CAUSAL
-from minigpt.inspection.students.calls import OK, RAISED, SHAPE, Answer, Series
 from minigpt.inspection.students.evidence import Answered, Evidence, Mistakes, close, overflown, weigh
-from minigpt.inspection.students.mistakes import INVERTED, ONLY_WEIGHTS, ORDER, OVERFLOW, WEIGHTS_FIRST
+from minigpt.inspection.students.mistakes import INVERTED, ONLY_WEIGHTS, ORDER, WEIGHTS_FIRST
 from minigpt.inspection.students.narrowing import Finding, narrow
 from minigpt.inspection.students.steps import Array, expected_weights
 from minigpt.inspection.students.trials import BIAS, Trial
@@ -108,8 +108,6 @@ def _wrong(evidence: Evidence, notes: tuple[str, ...]) -> Verdict:
         finding = Finding(step, name, " ".join(dict.fromkeys(mistake.mend for mistake in every)))
         if len(found) > 1 and len(found[0]) > 1:
             name, finding = "", Finding(step, f"more than one step differs; it could be {name}")
-    if any(overflown(*pair) for pair in evidence.off) and not evidence.overflows:
-        notes += (f"besides, {OVERFLOW.name}: {OVERFLOW.mend}",)
     return Verdict(
         False,
         finding.message,
@@ -164,14 +162,19 @@ def _notes(several: Sequence[Evidence]) -> tuple[str, ...]:
     axes = " or ".join(str(evidence.series.n_axis) for evidence in several)
     kinds = {NO_MASK: "no mask", OWN_CAUSAL: "a causal mask of its own", FLAG: "a flag for the causal mask"}
     notes = [f"asked with {axes} axes, {first.library}, {kinds.get(first.convention, f'masks as {first.convention}')}"]
-    if first.convention in (NO_MASK, OWN_CAUSAL):
-        notes.append("it takes no mask: examples with other masks were left out")
+    if first.convention == NO_MASK:
+        notes.append("it takes no mask: give it one more argument, mask")
+    if first.convention == OWN_CAUSAL:
+        notes.append("it takes no mask: examples with other masks than the causal one were left out")
     left_out = [pair for evidence in several for pair in evidence.left_out]
     taken = [pair for evidence in several for pair in [*evidence.sound, *evidence.off]]
     if any(trial.optional for trial, _ in left_out) and not any(trial.optional for trial, _ in taken):
         notes.append("heads in groups were left out: it wants as many key heads as query heads")
     if any(_another_custom(pair) for pair in left_out):
         notes.append("a row that may look at nothing gives zeros in minigpt; this was not judged")
+    if huge := [trial.name for trial, answer in left_out if trial.judged and overflown(trial, answer)]:
+        mend = "take each row's largest score away before exp, the weights stay the same"
+        notes.append(f"{huge[0]}, not judged: the softmax overflows at huge scores; {mend}")
     others = [trial.name for evidence in several for trial, answer in evidence.sound if _other_weights(trial, answer)]
     if others:
         notes.append(f"{others[0]}: the output is right, the weights returned with it are not")

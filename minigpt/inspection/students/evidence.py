@@ -10,8 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
-from minigpt.inspection.students.calls import OK, Answer, Series
-from minigpt.inspection.students.mistakes import OVERFLOW, Mistake, candidates, made_of
+from minigpt.inspection.students.answers import OK, Answer, Series
+from minigpt.inspection.students.mistakes import Mistake, candidates, made_of
 from minigpt.inspection.students.steps import Array, compute
 from minigpt.inspection.students.trials import BIAS, Trial
 
@@ -38,15 +38,10 @@ class Evidence:
         """Whether nothing is wrong."""
         return not self.off and not self.failed
 
-    @property
-    def overflows(self) -> bool:
-        """Whether huge scores alone are off, by numbers that are none."""
-        return bool(self.off) and all(overflown(*pair) for pair in self.off)
-
     @cached_property
     def single(self) -> list[Mistakes]:
         """Single mistakes that fit, one for each name."""
-        return [(OVERFLOW,)] if self.overflows else _by_name(self._fitting(1))
+        return _by_name(self._fitting(1))
 
     @cached_property
     def pairs(self) -> list[Mistakes]:
@@ -55,7 +50,7 @@ class Evidence:
 
     def _fitting(self, number: int) -> Iterator[Mistakes]:
         """The sets of so many mistakes that give all the numbers, some wrong ones among them."""
-        pairs = [pair for pair in [*self.off, *self.sound] if not overflown(*pair)]
+        pairs = [*self.off, *self.sound]
         pairs.sort(key=lambda pair: not pair[0].name.startswith("drawn"))  # these tell most mistakes apart at once
         layer = pairs[0][0].inputs.projections is not None
         off = {trial.name for trial, _ in self.off}
@@ -80,7 +75,7 @@ def weigh(series: Series, trials: Sequence[Trial]) -> Evidence:
         if answer is None:
             continue
         numbers = answer.kind == OK and answer.output is not None and answer.output.shape == trial.output.shape
-        if not trial.judged or (not numbers and (trial.optional or trial.name == BIAS)):
+        if not trial.judged or overflown(trial, answer) or (not numbers and (trial.optional or trial.name == BIAS)):
             part = evidence.left_out
         elif not numbers:
             part = evidence.failed
@@ -98,9 +93,9 @@ def close(got: Array | None, expected: Array) -> bool:
 
 
 def overflown(trial: Trial, answer: Answer) -> bool:
-    """Whether an answer is no number because exp of a huge score is none."""
+    """Whether an answer is no number because exp of a huge score is none; mathematically such code is right."""
     inputs = trial.inputs
-    if inputs.projections or np.isfinite(answer.output).all():
+    if inputs.projections or answer.output is None or np.isfinite(answer.output).all():
         return False
     return float(np.abs(inputs.query).max() * np.abs(inputs.key).max()) > HUGE_SCORE
 

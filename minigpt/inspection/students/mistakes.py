@@ -25,11 +25,6 @@ def _mistake(name: str, step: str, mend: str, **changes: object) -> Mistake:
     return Mistake(name, step, mend, tuple(changes.items()))
 
 
-OVERFLOW = _mistake(
-    "softmax overflows",
-    SOFTMAX,
-    "Take each row's largest score away before exp: the weights stay the same and exp can't overflow.",
-)
 ONLY_WEIGHTS = _mistake("weights returned instead of the output", SUM, "Return weights V, the mix of the values.")
 WEIGHTS_FIRST = _mistake("weights returned first", SUM, "Return the output first, then the weights.")
 INVERTED = "mask inverted"
@@ -82,6 +77,7 @@ def _masks() -> Iterator[Mistake]:
         ("mask after the softmax", ["after_softmax"], "weights set to 0 later no longer add up to 1"),
         ("mask multiplied before the softmax", ["multiplied"], "a score of 0 still gets weight, exp(0) = 1"),
         ("-1 instead of -inf", ["minus_one", "minus_one_early"], "-1 still gets weight, exp(-1) = 0.37"),
+        ("-1 instead of -inf", ["minus_one_added"], "1 less than before still gets weight, exp(-1) = 0.37 of it"),
         ("own causal mask", ["causal"], "now every mask given is taken for the causal one"),
         ("masked without a mask", ["causal_always"], "now the causal mask is used even if none is given"),
     ):
@@ -107,14 +103,19 @@ def _softmaxes(n_axis: int) -> Iterator[Mistake]:
 def _of_functions() -> Iterator[Mistake]:
     mend = "Divide by sqrt(d_k), from the last axis of Q or K: V may have another width."
     yield _mistake("sqrt(d_v) instead of sqrt(d_k)", SCALING, mend, scale="sqrt_d_v")
-    mend = (
-        "With fewer key heads than query heads, query head h uses key head h // (heads per group): repeat_interleave."
-    )
-    yield _mistake("wrong group map", SCORES, mend, group="cycle")
-    yield _mistake("wrong group map", SCORES, mend, group="count")
+    yield from _group_maps()
     mend = "Scores come from Q and K; V is what the weights mix."
     yield _mistake("K and V swapped", SCORES, mend, inputs="qvk")
     yield _mistake("Q and V swapped", SCORES, mend, inputs="vkq")
+
+
+def _group_maps() -> Iterator[Mistake]:
+    mend = "With fewer key heads than query heads, query head h uses key and value head h // (heads per group)"
+    for kind in ("cycle", "count", "first"):
+        both = {"key_group": kind, "value_group": kind}
+        yield _mistake("wrong group map", SCORES, f"{mend}: repeat_interleave.", **both)
+        yield _mistake("wrong group map", SCORES, f"{mend}; K uses another.", key_group=kind)
+        yield _mistake("wrong group map", SUM, f"{mend}; V uses another.", value_group=kind)
 
 
 def _of_layers() -> Iterator[Mistake]:
@@ -125,7 +126,7 @@ def _of_layers() -> Iterator[Mistake]:
     yield _mistake("heads split without the transpose", PROJECTION, mend, split=False)
     mend = "Merge heads by transpose(1, 2) first, (B, T, heads, size), and then view(B, T, d_model)."
     yield _mistake("heads merged without the transpose", MERGE, mend, merge=False)
-    mend = "The output projection has a bias: nn.Linear(d_model, d_model), added after its matrix."
+    mend = "The output projection has a bias, added after its matrix: nn.Linear, or bare: --names bias=..."
     yield _mistake("output bias lost", OUTPUT, mend, bias=False)
     mend = "Send the merged heads through the output projection."
     yield _mistake("output projection missing", OUTPUT, mend, output=False)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minigpt.inspection.students.calls import Answer
+from minigpt.inspection.students.answers import Answer
 from minigpt.inspection.students.mistakes import MASK, SCALING, SCORES, SOFTMAX, SUM
-from minigpt.inspection.students.steps import Array, Inputs, expected_weights
+from minigpt.inspection.students.steps import Array, Inputs, compute, expected_weights
 from minigpt.inspection.students.trials import Trial
 
 UNKNOWN = "no known mistake gives these numbers"
@@ -24,11 +24,15 @@ class Finding:
 
 
 def narrow(answers: Sequence[tuple[Trial, Answer]]) -> Finding:
-    """All answers that are numbers, the wrong ones among them → the step that seems to differ first."""
+    """All answers that are numbers, the wrong ones first → the step that seems to differ first."""
     plain = [pair for pair in answers if pair[0].inputs.mask is None and pair[0].inputs.bias is None]
-    off = [pair for pair in plain if not np.allclose(pair[1].output, pair[0].output, rtol=CLOSE, atol=CLOSE)]
+    off = [pair for pair in plain if not _agrees(pair[1].output, pair[0].output)]
     if not off:
         return Finding(MASK, f"{UNKNOWN}; without a mask all is right, so it is in what the mask does")
+    if all(trial.optional for trial, _ in off):
+        says = "query head h must use key and value head h // (heads per group)"
+        return Finding(None, f"{UNKNOWN}; without a mask only heads in groups are off: {says}")
+    off = [pair for pair in off if not pair[0].optional]
     for trial, answer in off:
         right = expected_weights(trial.inputs)
         weights = answer.weights if answer.weights is not None and answer.weights.shape == right.shape else None
@@ -37,7 +41,7 @@ def narrow(answers: Sequence[tuple[Trial, Answer]]) -> Finding:
             if weights is None and _value_is_wide(trial.inputs):
                 return Finding(SUM, f"{UNKNOWN}; the output is no mix of the rows of V")
         if weights is not None:
-            return _of_weights(weights, right)
+            return _of_weights(weights, right, [answers[0], *off])
     return Finding(None, UNKNOWN)
 
 
@@ -56,7 +60,8 @@ def _recovered(inputs: Inputs, output: Array) -> Array | None:
     return weights if np.allclose(weights @ inputs.value, output, atol=CLOSE * size) else None
 
 
-def _of_weights(weights: Array, right: Array) -> Finding:
+def _of_weights(weights: Array, right: Array, off: Sequence[tuple[Trial, Answer]]) -> Finding:
+    """What differs in these weights; ``off`` are the answers for which what is said must hold."""
     if np.allclose(weights, right, atol=CLOSE):
         return Finding(SUM, f"{UNKNOWN}; the weights are right, so it is in what comes after them")
     if not np.allclose(weights.sum(axis=-1), 1, atol=CLOSE) or weights.min() < -CLOSE:
@@ -65,9 +70,31 @@ def _of_weights(weights: Array, right: Array) -> Finding:
     if weights.min() > floor and right.min() > floor:
         got, scores = _centred_logs(weights), _centred_logs(right)
         factor = float((got * scores).sum() / (scores**2).sum()) if np.any(scores) else 1.0
+        if np.ptp(got) < CLOSE:
+            return Finding(SCORES, f"{UNKNOWN}; every key gets the same weight, whatever its score")
         if np.allclose(got, factor * scores, atol=1e-2):
-            return Finding(SCALING, f"{UNKNOWN}; the scaled scores are {factor:.4g} times what they must be")
+            return Finding(SCALING, f"{UNKNOWN}; {_of_factor(factor, off)}")
     return Finding(SCORES, f"{UNKNOWN}; the weights add up to 1 but belong to other scores")
+
+
+def _of_factor(factor: float, off: Sequence[tuple[Trial, Answer]]) -> str:
+    """What to say of scores that are so many times the right ones in one answer."""
+    scaled = ((compute(_with_scores(trial.inputs, factor)), answer.output) for trial, answer in off)
+    if all(output is not None and _agrees(got, output) for output, got in scaled):
+        return f"the scaled scores are {factor:.4g} times what they must be"
+    return "the scaled scores are a multiple of what they must be, another one for other sizes"
+
+
+def _with_scores(inputs: Inputs, factor: float) -> Inputs:
+    """Inputs whose scores are so many times as large."""
+    learned = inputs.projections
+    if learned is None:
+        return inputs._replace(query=factor * inputs.query)
+    return inputs._replace(projections=learned._replace(query=factor * learned.query))
+
+
+def _agrees(got: Array, expected: Array) -> bool:
+    return np.allclose(got, expected, rtol=CLOSE, atol=CLOSE)
 
 
 def _centred_logs(weights: Array) -> Array:

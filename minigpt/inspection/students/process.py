@@ -18,9 +18,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from minigpt.inspection.students.calls import Series, ask_function, ask_layer
+from minigpt.inspection.students.answers import Series
+from minigpt.inspection.students.calls import ask_function, ask_layer
 from minigpt.inspection.students.evidence import weigh
-from minigpt.inspection.students.layer import Layer, Unusable
+from minigpt.inspection.students.layer import NAMES, Layer, Unusable
 from minigpt.inspection.students.trials import asked_of_functions, asked_of_layers
 from minigpt.inspection.worked.examples import load_examples
 
@@ -56,22 +57,27 @@ def _answer(request: dict[str, Any], tell: Tell) -> str:
     wanted = getattr(module, name)
     if not callable(wanted):
         raise Unusable(f"is a {type(wanted).__name__}, neither a function nor a class", absent=True)
+    is_class = inspect.isclass(wanted)
+    if request["names"] and not is_class:
+        raise Unusable("is a function; --names tells where a class keeps its projections", absent=True)
     examples = load_examples(Path(request["examples"]) if request["examples"] else None)
+    trials = asked_of_layers(examples) if is_class else asked_of_functions(examples)
 
     def note(doing: str) -> None:
         tell({"doing": doing})
 
-    if inspect.isclass(wanted):
+    def enough(series: Series) -> bool:
+        return weigh(series, trials[series.n_axis]).right
+
+    if is_class:
         note("making an object of the class")
-        layer = Layer(wanted, request["names"])
-        trials = asked_of_layers(examples)
-        found = ask_layer(layer, trials, note, lambda series: weigh(series, trials[series.n_axis]).right)
+        layer = Layer(wanted, request["names"] or NAMES)
+        found = ask_layer(layer, trials, note, enough, request["mask"])
     else:
-        trials = asked_of_functions(examples)
-        found = ask_function(wanted, trials, note, lambda series: weigh(series, trials[series.n_axis]).right)
+        found = ask_function(wanted, trials, note, enough, request["mask"])
     for series in found:
         tell({"series": _as_json(series)})
-    return "layer" if inspect.isclass(wanted) else "function"
+    return "layer" if is_class else "function"
 
 
 def _read(path: Path) -> ModuleType:

@@ -18,7 +18,9 @@ Scale = Literal["sqrt_d", "none", "d", "times", "sqrt_d_v", "sqrt_d_model", "sqr
 Masking = Literal[
     "right", "missing", "transposed", "strict", "strict_causal", "strict_always", "inverted", "causal",
     "causal_always", "after_softmax", "multiplied", "minus_one", "minus_one_early",
+    "minus_one_added",
 ]  # fmt: skip
+Group = Literal["blocks", "cycle", "count", "first"]  # h // (H / G), h % G, h // G, 0
 Softmax = Literal["keys", "queries", "matrix", "everything", "first_axis", "second_axis", "missing"]
 
 
@@ -30,7 +32,8 @@ class Steps:
     matrices: str = "QKVO"  # which of W_Q W_K W_V W_O is used in each of the four places
     transposed: str = ""  # matrices W that are used as x W instead of x Wᵀ
     split: bool = True  # cut into heads with the transpose
-    group: Literal["blocks", "cycle", "count"] = "blocks"  # key head of query head h: h // group, h % G, h // G
+    key_group: Group = "blocks"  # which of G key heads query head h uses
+    value_group: Group = "blocks"  # ... and which value head
     swapped: bool = False  # K Qᵀ instead of Q Kᵀ
     scale: Scale = "sqrt_d"
     mask: Masking = "right"
@@ -119,7 +122,7 @@ def _layer(inputs: Inputs, learned: Projections, steps: Steps) -> Array:
 def _attend(inputs: Inputs, steps: Steps, width: int = 0) -> Array:
     sources = {"q": inputs.query, "k": inputs.key, "v": inputs.value}
     query, key, value = (sources[letter] for letter in steps.inputs)
-    key, value = _share(key, query, steps.group), _share(value, query, steps.group)
+    key, value = _share(key, query, steps.key_group), _share(value, query, steps.value_group)
     raw = key @ query.swapaxes(-1, -2) if steps.swapped else query @ key.swapaxes(-1, -2)
     d = query.shape[-1]
     factors = {"sqrt_d": d**-0.5, "none": 1.0, "d": 1 / d, "times": d**0.5, "sqrt_d_v": value.shape[-1] ** -0.5}
@@ -142,13 +145,13 @@ def _bias(bias: Array, how: Masking) -> Array:
     return bias.swapaxes(-1, -2) if how == "transposed" else np.full_like(bias, np.nan)
 
 
-def _share(heads: Array, query: Array, group: str) -> Array:
+def _share(heads: Array, query: Array, group: Group) -> Array:
     """Give each query head its key or value head, where there are fewer of these."""
     if heads.ndim < 3 or (have := heads.shape[-3]) == (want := query.shape[-3]):
         return heads
     number = np.arange(want)
     chosen = {"blocks": number * have // want, "cycle": number % have, "count": np.minimum(number // have, have - 1)}
-    return heads[..., chosen[group], :, :]
+    return heads[..., chosen.get(group, 0 * number), :, :]
 
 
 def seen(mask: Mask | None, shape: tuple[int, ...], how: Masking) -> Mask | None:
@@ -171,8 +174,8 @@ def _weights(scores: Array, visible: Mask | None, steps: Steps, factor: float) -
         return _normalise(scores, steps.softmax)
     if steps.mask == "after_softmax":
         return np.where(visible, _normalise(scores, steps.softmax), 0.0)
-    hidden = {"multiplied": 0.0, "minus_one": -1.0, "minus_one_early": -factor}.get(steps.mask, -np.inf)
-    return _normalise(np.where(visible, scores, hidden), steps.softmax)
+    hidden = {"multiplied": 0.0, "minus_one": -1.0, "minus_one_early": -factor, "minus_one_added": scores - 1}
+    return _normalise(np.where(visible, scores, hidden.get(steps.mask, -np.inf)), steps.softmax)
 
 
 def _normalise(scores: Array, how: Softmax) -> Array:

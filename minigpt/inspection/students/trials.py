@@ -2,6 +2,7 @@
 
 The examples come first, as they can be followed by hand. But their Q and K are often alike, and then wrong steps give
 the right numbers; the drawn trials have sizes that all differ, masks without symmetry, and matrices without any.
+What must come out is computed from the inputs, so that a file may print its numbers rounded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 from minigpt.inspection.students.steps import Array, Inputs, Mask, Projections, compute
 from minigpt.inspection.worked.cases import AttentionCase, MultiHeadCase, is_causal
 from minigpt.inspection.worked.examples import Examples
+from minigpt.inspection.worked.plain_steps import plain_steps
 
 SEED = 1
 PROBES = ("drawn: 5 tokens", "drawn: 5 tokens, causal")  # plain enough for every implementation
@@ -59,7 +61,7 @@ def _with_axes(case: AttentionCase, n_axis: int) -> Iterator[Trial]:
     def reshaped(array: Array) -> Array:
         return array.reshape(array.shape[spare:] if spare > 0 else (1,) * -spare + array.shape)
 
-    query, key, value, output = map(reshaped, (case.query, case.key, case.value, case.output))
+    query, key, value, output = map(reshaped, (case.query, case.key, case.value, plain_steps(case)["output"]))
     mask = None if case.mask is None else _plainest(case.mask)
     yield Trial(
         case.name,
@@ -82,7 +84,7 @@ def _of_layer(case: MultiHeadCase, n_axis: int) -> Trial:
         case.n_head, case.query_weight, case.key_weight, case.value_weight, case.output_weight, case.output_bias
     )
     judged = bool(case.mask.any(axis=-1).all())
-    output = case.output.reshape(x.shape)
+    output = plain_steps(case)["output"].reshape(x.shape)
     return Trial(case.name, Inputs(x, x, x, case.mask, projections=learned), output, judged=judged)
 
 
