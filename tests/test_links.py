@@ -198,7 +198,7 @@ def test_no_mass_no_change() -> None:
     assert torch.equal(without_as_much(row, keys, torch.tensor(0.0))[0], row)
     blind = LinkedText(np.array([0, 5, 1, 2, 9, 3, 5]), (TokenLink("name", word=(6,), cause=(1,)),))
     outcome = drop(finder(1e-30), [blind], {STRONGEST: np.array([[[True, False]]])})[STRONGEST]
-    assert outcome.mass[0] < 1e-20 and outcome.matched[0] >= 0.8
+    assert outcome.mass[0] < 1e-20 and outcome.unmatched[0] == outcome.nothing_left[0] == 0
     assert np.allclose(outcome.first, outcome.first[:, :1], atol=1e-6)
 
 
@@ -211,7 +211,8 @@ def test_effects_by_hand_one_link_at_a_time() -> None:
     assert together.first[0, 1] == pytest.approx(log_p(np.array([1, 0, 1, 1, 1, 1]) / 5, FIRST, 5), abs=1e-3)
     assert together.first[0, 2] == pytest.approx(log_p(np.array([0, 4, 0, 0, 0, 1]) / 5, FIRST, 5), abs=1e-3)
     assert together.first[3, 1] == pytest.approx(log_p(np.array([1, 4, 1, 1, 0, 1, 1]) / 9, twice, 5), abs=1e-3)
-    assert np.allclose(together.matched, [1, *[(3 / 7 + 1 / 4) / (4 / 7 + 1 / 4)] * 2, 1], atol=1e-3)
+    assert together.rows.tolist() == [2] * 4 and together.nothing_left.tolist() == [0] * 4
+    assert together.unmatched.tolist() == [0, 1, 1, 0], "of 4/7 in head 0 the rest of the row has but 3/7"
     for number, text in enumerate([FIRST, SECOND]):
         alone = drop(finder(), [text], {ALL: np.ones((1, 1, 2), dtype=bool)})[ALL]
         assert np.allclose(alone.first[0], together.first[number], atol=1e-6)
@@ -263,6 +264,19 @@ def test_links_without_a_fair_control_are_counted_and_left_out(
     assert row.without_control.links == 1 - nothing_left and np.isnan(row.without_control.loss_control)
 
 
+def test_a_link_is_compared_only_if_the_control_matches_every_row_of_it() -> None:
+    """Both heads of both texts together could be matched to 82 %; but of head 0 in the second, only to 75 %."""
+    weight, others = 4.0, 3.0
+    pooled = (others / (others + weight) + 1 / 4) / (weight / (others + weight) + 1 / 4)
+    assert others / weight < 0.8 < pooled
+    row = next(row for row in link_table(finder(weight), [FIRST, SECOND]).drops if row.heads == ALL)
+    assert (row.links, row.nothing_left, row.unmatched, row.first.links) == (2, 0, 1, 1)
+    assert (row.rows, row.rows_nothing_left, row.rows_unmatched) == (4, 0, 1)
+    assert row.without_control.links == 2, "the drop alone needs no control"
+    alone = next(row for row in link_table(finder(weight), [FIRST]).drops if row.heads == ALL)
+    assert row.first == alone.first
+
+
 def test_links_that_do_not_fit_are_counted_or_refused() -> None:
     far = LinkedText(np.arange(40) % VOCAB, (TokenLink("name", (39,), (0,)), TokenLink("time", (38,), (30,))))
     table = link_table(finder(), [far])
@@ -287,6 +301,9 @@ def test_the_command_prints_and_gives_json(script: Script, run: Path) -> None:
     assert answer.code == 0 and answer.err == "this model has not been trained on the tales it reads here\n"
     assert all(len(line) <= 80 for line in answer.out.splitlines()[1:])
     assert "links in 2 stories, read in windows of 192" in answer.out and "left out: " in answer.out
+    counts = answer.out.split("left out (a row is that of one head", 1)[1].splitlines()
+    assert counts[1].split() == ["rows", "nothing", "left", "unmatched|", "links", "nothing", "left", "unmatched"]
+    assert counts[-1].split()[:2] == ["overall", "all"] and "|" in counts[-1]
     found = script(COMPARE, *options, "--json").json
     assert found["step"] == 1 and found["links"] == found["drops"][-1]["links"]
     told = sum(len(story.links) for story in tales.held_out_stories(1_000_003, 2))

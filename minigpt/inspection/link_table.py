@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.errors import UserError
-from minigpt.inspection.dropping import LEAST_LEFT, MATCHED, Heads, Outcome, drop
+from minigpt.inspection.dropping import Heads, Outcome, drop
 from minigpt.inspection.heads import Head
 from minigpt.inspection.links import Floats, LinkedText, Masses, link_masses, windows
 from minigpt.inspection.nulls import fresh_network
@@ -53,14 +53,20 @@ class Effect:
 
 @dataclass(frozen=True)
 class DropRow:
-    """What dropping the cause's tokens from the predicting rows does, in some heads, for the links of one kind."""
+    """What dropping the cause's tokens from the predicting rows does, in some heads, for the links of one kind.
+
+    A link is compared with the control if all its rows are; ``dropping`` tells what a row is, and why.
+    """
 
     kind: str
     heads: str
     links: int
     mass: float  # dropped, the mean over these heads
     nothing_left: int  # links left out: a row had no other weight
-    unmatched: int  # links left out: the control could not remove enough elsewhere
+    unmatched: int  # links left out: from a row the control could not remove enough elsewhere
+    rows: int
+    rows_nothing_left: int
+    rows_unmatched: int
     first: Effect  # on the word's first token
     word: Effect  # on all its tokens
     without_control: Effect  # on its first token, for the unmatched links too
@@ -178,8 +184,8 @@ def _mass_rows(kind: str, chosen: Mask, masses: Masses, null: Floats) -> list[Ma
 
 
 def _drop_row(kind: str, heads: str, outcome: Outcome, chosen: Mask) -> DropRow:
-    left = chosen & (outcome.dropped_left >= LEAST_LEFT)
-    matched = left & (outcome.matched >= MATCHED) & (outcome.control_left >= LEAST_LEFT)
+    left = chosen & (outcome.nothing_left == 0)
+    matched = left & (outcome.unmatched == 0)
     return DropRow(
         kind=kind,
         heads=heads,
@@ -187,6 +193,9 @@ def _drop_row(kind: str, heads: str, outcome: Outcome, chosen: Mask) -> DropRow:
         mass=float(outcome.mass[chosen].mean()),
         nothing_left=int((chosen & ~left).sum()),
         unmatched=int((left & ~matched).sum()),
+        rows=int(outcome.rows[chosen].sum()),
+        rows_nothing_left=int(outcome.nothing_left[chosen].sum()),
+        rows_unmatched=int(outcome.unmatched[chosen].sum()),
         first=_effect(outcome.first[matched]),
         word=_effect(outcome.word[matched]),
         without_control=_effect(np.where([True, True, False], outcome.first[left], np.nan)),

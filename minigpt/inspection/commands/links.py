@@ -14,9 +14,12 @@ later word: the weight on the earlier word's tokens, their sum.
 
 Does it matter? The earlier word is dropped from the rows that predict the later
 one, and the rest of each row scaled up to 1. The control removes as much weight
-from the heaviest other words. Links where it could not find 80 % of that are
-left out on the right, and counted only on the left, where the drop stands
-alone. A word that stands in the story twice can still be read from the other
+from the heaviest other words. A link is compared with it if it found 80 % of
+that in every row of every head that is changed; others are left out on the
+right, and told on the left, where the drop stands alone. Links with a row that
+has nothing else are left out of both. The last table counts such rows and
+links. (To leave out the rows alone would spare just the heads that carry the
+link.) A word that stands in the story twice can still be read from the other
 place.
 
   compare_attention.py links runs/tales
@@ -99,6 +102,10 @@ def lines(subject: Subject, options: argparse.Namespace, table: "LinkTable") -> 
         f"{'kind':<9}{'heads':<10}{'links':>5}{'drop':>8}|{'links':>6}{'before':>7}{'drop':>8}{'control':>9}"
         f"{'drop':>8}{'control':>9}",
         *map(_drop_line, table.drops),
+        "",
+        "left out (a row is that of one head, predicting one token of the word):",
+        f"{'':<19}{'rows':>6}{'nothing left':>13}{'unmatched':>10}|{'links':>6}{'nothing left':>13}{'unmatched':>10}",
+        *map(_left_out_line, table.drops),
     ]
 
 
@@ -133,6 +140,13 @@ def _drop_line(row: "DropRow") -> str:
         f"{_number(first.probability, 7)}{_number(first.probability_drop, 8, '+')}"
         f"{_number(first.probability_control, 9, '+')}{_number(first.loss_drop, 8, '+')}"
         f"{_number(first.loss_control, 9, '+')}"
+    )
+
+
+def _left_out_line(row: "DropRow") -> str:
+    return (
+        f"{row.kind:<9}{row.heads:<10}{row.rows:>6}{row.rows_nothing_left:>13}{row.rows_unmatched:>10}|"
+        f"{row.links:>6}{row.nothing_left:>13}{row.unmatched:>10}"
     )
 
 
