@@ -25,6 +25,7 @@ from minigpt.model import GPT
 
 PASS_TOKENS = 2048  # in one pass: its attention weights are all in memory at once
 DRAWS = 2000  # resamplings of a bootstrap
+FEWEST = 5  # sequences: of fewer, resampling tells a far too narrow interval
 
 Method = Literal["zero", "mean", "resample"]
 Group = tuple[Head, ...]
@@ -205,14 +206,14 @@ def derangement(count: int, seed: int) -> NDArray[np.int64]:
 
 
 class Interval(NamedTuple):
-    """A mean over sequences, and where it would likely fall with other sequences of the kind; NaN from one alone."""
+    """A mean over sequences, and where it would likely fall with other sequences of the kind; NaN from too few."""
 
     mean: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        around = "(one sequence)" if math.isnan(self.low) else f"[{self.low:+.4f}, {self.high:+.4f}]"
+        around = "(too few sequences)" if math.isnan(self.low) else f"[{self.low:+.4f}, {self.high:+.4f}]"
         return f"{self.mean:+8.4f}  {around}"
 
     def to_dict(self) -> dict[str, float | None]:
@@ -221,9 +222,9 @@ class Interval(NamedTuple):
 
 
 def bootstrap(values: Numbers | Sequence[float], *, level: float = 0.95, seed: int = 0) -> Interval:
-    """Percentile interval of the mean of N values, drawn anew with replacement (Efron 1979)."""
+    """Percentile interval of the mean of N values drawn anew with replacement (Efron 1979), from ``FEWEST`` values on."""
     values = np.asarray(values, dtype=np.float64)
-    if len(values) < 2:
+    if len(values) < FEWEST:
         return Interval(float(values.mean()), np.nan, np.nan)
     picks = np.random.default_rng(seed).integers(len(values), size=(DRAWS, len(values)))
     low, high = np.quantile(values[picks].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
@@ -232,13 +233,21 @@ def bootstrap(values: Numbers | Sequence[float], *, level: float = 0.95, seed: i
 
 # ── what the commands share ────────────────────────────────────────────────────────────────────────────────────
 
-HEADING = "{run}, step {step}\n{sequences} sequences of {length} tokens, loss {loss:.4f} nats a token"
-
 
 def facts(run: Path, step: int, tokens: NDArray[np.int64], losses: Numbers) -> dict[str, str | int | float]:
     """What was read, and the loss of the model as it is."""
     count, length = tokens.shape
     return {"run": str(run), "step": step, "sequences": count, "length": length, "loss": float(losses.mean())}
+
+
+def heading(run: Path, step: int, tokens: NDArray[np.int64], losses: Numbers) -> str:
+    """The same in words, and whether it is enough for intervals."""
+    count, length = tokens.shape
+    lines = [f"{run}, step {step}"]
+    lines.append(f"{count} sequence{'s' * (count != 1)} of {length} tokens, loss {losses.mean():.4f} nats a token")
+    if count < FEWEST:
+        lines.append(f"fewer than {FEWEST} sequences do not tell how sure a change is; read more for intervals")
+    return "\n".join(lines)
 
 
 def watched(items: Collection[Item]) -> Iterator[Item]:

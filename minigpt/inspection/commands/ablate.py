@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    from minigpt.inspection.intervene import HEADING, ablate, bootstrap, facts, pair_excess, sequence_losses, watched
+    from minigpt.inspection.intervene import ablate, bootstrap, facts, heading, pair_excess, sequence_losses, watched
 
     subject = load_subject(options.run, options.which, unseen=options.unseen)
     groups = chosen_groups(subject.model, options)
@@ -54,11 +54,12 @@ def run(options: argparse.Namespace) -> int:
     effects = {group: bootstrap(change) for group, change in changes.items()}
     excess = pair_excess(changes) if options.pairs else {}
     beyond = {pair: bootstrap(change) for pair, change in excess.items()}
-    answer = {**facts(options.run, subject.checkpoint.step, tokens, before), "method": options.method}
+    read = options.run, subject.checkpoint.step, tokens, before
+    answer = {**facts(*read), "method": options.method}
     if options.json:
         print(json.dumps(answer | {"effects": as_rows(effects, beyond)}))
         return 0
-    print(HEADING.format_map(answer))
+    print(heading(*read))
     print(f"method {options.method}: a head taken out gives {GIVEN[options.method]}\n")
     if options.all_but:
         print(f"all but {' '.join(options.all_but)}: {next(iter(effects.values()))}")

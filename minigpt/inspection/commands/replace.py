@@ -6,6 +6,7 @@ every head is forced to every reference: closeness beside use.
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -47,10 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     from minigpt.inspection.intervene import (
-        HEADING,
         bootstrap,
         closeness_to,
         facts,
+        heading,
         heads_of,
         losses_under,
         sequence_losses,
@@ -68,11 +69,12 @@ def run(options: argparse.Namespace) -> int:
     pairs = [(head, reference) for head in heads for reference in references if near[reference.name].rows]
     losses = losses_under(subject.model, tokens, watched(pairs))
     effects = {pair: bootstrap(loss - before) for pair, loss in losses.items()}
-    answer = facts(options.run, subject.checkpoint.step, tokens, before)
+    read = options.run, subject.checkpoint.step, tokens, before
+    answer = facts(*read)
     if options.json:
         print(json.dumps(answer | {"effects": as_rows(heads, near, effects)}))
         return 0
-    print(HEADING.format_map(answer) + "\n")
+    print(heading(*read) + "\n")
     lines = grid(heads, near, effects) if options.all else table(heads, near, effects)
     print("\n".join(line.rstrip() for line in lines))
     print("\n" + "\n".join(LEGEND))
@@ -120,7 +122,8 @@ def grid(heads: "Sequence[Head]", near: "Mapping[str, Closeness]", effects: "Eff
         lines += ["".join([f"{'head':<6}", *["    TV  change "] * len(shown)])]
         lines += ["".join([f"{head!s:<6}", *(cell(head, name, near, effects) for name in shown)]) for head in heads]
         lines += [""]
-    return [*lines, "*: the 95 % interval over the sequences does not hold 0"]
+    starred = any(not math.isnan(change.low) for change in effects.values())
+    return [*lines, "*: the 95 % interval over the sequences does not hold 0"] if starred else lines
 
 
 def cell(head: "Head", name: str, near: "Mapping[str, Closeness]", effects: "Effects") -> str:
