@@ -5,7 +5,7 @@ One hook from outside is the only way to look and to intervene: the network has 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ def looking(
     """While open, each full pass of ``model`` leaves one ``Looked`` a layer in the list, first layer first.
 
     Args:
-        model: in evaluation mode; a pass with a memory is not looked at.
+        model: in evaluation mode; a pass with a memory is neither looked at nor changed.
         change_weights: other weights (B, H, T, T) for a layer; its heads and its output follow from them.
         change_heads: other results (B, H, T, K) of a layer's heads, after any change of weights.
 
@@ -57,8 +57,10 @@ def looking(
     layers = [module for module in model.modules() if isinstance(module, CausalSelfAttention)]
     numbers = {layer: number for number, layer in enumerate(layers)}
 
-    def look(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+    def look(layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor | None:
         assert isinstance(layer, CausalSelfAttention)
+        if arguments[1:] not in ((), (None,)):  # a cache, whose keys are no longer what they were before this pass
+            return None
         query, key, value = layer.project(arguments[0])
         key, value = layer.share_heads(key), layer.share_heads(value)
         heads, weights = attention(query, key, value, causal_mask(query.shape[-2], query.shape[-2], query.device))

@@ -222,7 +222,7 @@ class Interval(NamedTuple):
 
 
 def bootstrap(values: Numbers | Sequence[float], *, level: float = 0.95, seed: int = 0) -> Interval:
-    """Percentile interval of the mean of N values drawn anew with replacement (Efron 1979), from ``FEWEST`` values on."""
+    """Percentile interval of the mean of ``FEWEST`` values or more, drawn anew with replacement (Efron 1979)."""
     values = np.asarray(values, dtype=np.float64)
     if len(values) < FEWEST:
         return Interval(float(values.mean()), np.nan, np.nan)
