@@ -14,6 +14,7 @@ from minigpt.errors import UserError
 from minigpt.inspection.capture import attention_maps
 from minigpt.inspection.maps import read_foreign_maps, read_foreign_tokens
 from minigpt.inspection.patterns import parse_reference
+from minigpt.tokenizer import END
 
 COMPARE = ROOT / "scripts" / "compare_attention.py"
 
@@ -30,16 +31,16 @@ def written(path: Path, maps: Any) -> Path:
 
 
 def test_foreign_maps_give_the_same_numbers(script: Script, tmp_path: Path) -> None:
-    model, tokens = hand_set_model(), repeated_text()
+    model, tokens = hand_set_model(), np.array([END, *repeated_text(15)])
     maps = attention_maps(model, torch.as_tensor(tokens))
-    text = "".join("abcdefghijklmno"[token - 1] for token in tokens)
+    text = "".join("abcdefghijklmno"[token - 1] for token in tokens[1:])
     own = script(COMPARE, "heads", save_run(model, tmp_path / "run"), "--text", text, "--json").json["heads"]
     tensors = [torch.from_numpy(layer)[None] for layer in maps]  # as transformers gives them
     files = [
         written(tmp_path / "a.npy", maps), written(tmp_path / "b.pt", tensors),
         written(tmp_path / "c.pt", torch.from_numpy(maps)), written(tmp_path / "d.json", maps.tolist()),
     ]  # fmt: skip
-    names = written(tmp_path / "tokens.json", list(text))
+    names = written(tmp_path / "tokens.json", ["<|end|>", *text])
     for file in files:
         answer = script(COMPARE, "heads", "--maps", file, "--tokens", names, "--json")
         assert answer.code == 0 and "not known, names rest on total variation alone" in answer.err

@@ -240,12 +240,11 @@ def facts(run: Path, step: int, tokens: NDArray[np.int64], losses: Numbers) -> d
     return {"run": str(run), "step": step, "sequences": count, "length": length, "loss": float(losses.mean())}
 
 
-def heading(run: Path, step: int, tokens: NDArray[np.int64], losses: Numbers) -> str:
-    """The same in words, and whether it is enough for intervals."""
-    count, length = tokens.shape
+def heading(run: Path, step: int, what: str, losses: Numbers) -> str:
+    """The same, and whether it is enough for intervals, in words; ``what`` are those of the sequences."""
     lines = [f"{run}, step {step}"]
-    lines.append(f"{count} sequence{'s' * (count != 1)} of {length} tokens, loss {losses.mean():.4f} nats a token")
-    if count < FEWEST:
+    lines.append(f"{what}, loss {losses.mean():.4f} nats a token")
+    if len(losses) < FEWEST:
         lines.append(f"fewer than {FEWEST} sequences do not tell how sure a change is; read more for intervals")
     return "\n".join(lines)
 

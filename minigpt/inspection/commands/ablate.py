@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from minigpt.errors import UserError
-from minigpt.inspection.subject import add_run_arguments, add_text_arguments, load_subject, sequences
+from minigpt.inspection.subject import add_run_arguments, add_text_arguments, load_subject, sequences, told
 
 if TYPE_CHECKING:
     from minigpt.inspection.intervene import Group, Interval
@@ -54,12 +54,11 @@ def run(options: argparse.Namespace) -> int:
     effects = {group: bootstrap(change) for group, change in changes.items()}
     excess = pair_excess(changes) if options.pairs else {}
     beyond = {pair: bootstrap(change) for pair, change in excess.items()}
-    read = options.run, subject.checkpoint.step, tokens, before
-    answer = {**facts(*read), "method": options.method}
+    answer = {**facts(options.run, subject.checkpoint.step, tokens, before), "method": options.method}
     if options.json:
         print(json.dumps(answer | {"effects": as_rows(effects, beyond)}))
         return 0
-    print(heading(*read))
+    print(heading(options.run, subject.checkpoint.step, told(tokens, options), before))
     print(f"method {options.method}: a head taken out gives {GIVEN[options.method]}\n")
     if options.all_but:
         print(f"all but {' '.join(options.all_but)}: {next(iter(effects.values()))}")
