@@ -16,7 +16,8 @@ from tiny_runs import begun
 from minigpt.config import validate
 from minigpt.errors import UserError
 from minigpt.inspection.dropping import drop, without, without_as_much
-from minigpt.inspection.link_table import ALL, OVERALL, STRONGEST, fresh_networks, link_table
+from minigpt.inspection.link_nulls import fresh_masses
+from minigpt.inspection.link_table import ALL, OVERALL, STRONGEST, link_table
 from minigpt.inspection.links import (
     BATCH_TOKENS,
     LinkedText,
@@ -222,7 +223,9 @@ def test_effects_by_hand_one_link_at_a_time() -> None:
 
 
 def test_the_table_names_the_head_and_shows_its_use() -> None:
-    table = link_table(finder(), [FIRST] * 3, fresh=[finder(1), finder(2)])
+    table = link_table(
+        finder(), [FIRST] * 3, fresh=np.stack([link_masses(finder(w), [FIRST] * 3).first for w in (1, 2)])
+    )
     assert table.links == 3 and table.left_out == {}
     best, overall = table.strongest()
     assert (best.kind, best.head, best.links) == ("name", "L0H0", 3) and overall.kind == OVERALL
@@ -298,7 +301,10 @@ def run(tiny: Tables) -> Path:
 def test_the_command_prints_and_gives_json(script: Script, run: Path) -> None:
     options: list[Any] = ["links", run, "--stories", 2, "--fresh", 1]
     answer = script(COMPARE, *options)
-    assert answer.code == 0 and answer.err == "this model has not been trained on the tales it reads here\n"
+    assert answer.code == 0 and answer.err.splitlines() == [
+        "this model has not been trained on the tales it reads here",
+        "reading 1 fresh networks of the same configuration",
+    ]
     assert all(len(line) <= 80 for line in answer.out.splitlines()[1:])
     assert "links in 2 stories, read in windows of 192" in answer.out and "left out: " in answer.out
     counts = answer.out.split("left out (a row is that of one head", 1)[1].splitlines()
@@ -310,7 +316,13 @@ def test_the_command_prints_and_gives_json(script: Script, run: Path) -> None:
     assert found["links"] + sum(found["left_out"].values()) == told
     assert {row["head"] for row in found["masses"]} == {"L0H0", "L0H1"}
     assert all(0 <= row["mass"] <= 1 for row in found["masses"])
-    assert script(COMPARE, *options, "--json").json == found, "the same numbers again"
+    again = script(COMPARE, *options, "--json")
+    assert again.json == found and "fresh networks" not in again.err, "the same numbers again, and kept"
+    (kept,) = (run / "attention").glob("links-*.npy")
+    for damaged in (b"", kept.read_bytes()[:-1], np.lib.format.magic(1, 0)):
+        kept.write_bytes(damaged)
+        anew = script(COMPARE, *options, "--json")
+        assert anew.json == found and "reading 1 fresh networks" in anew.err
 
 
 def test_mistakes(script: Script, trained: Trained) -> None:
@@ -323,13 +335,17 @@ def test_mistakes(script: Script, trained: Trained) -> None:
         assert answer.code == 2 and told in answer.err and not answer.out
 
 
-def test_fresh_networks_differ_and_leave_torch_as_it_was(trained: Trained) -> None:
+def test_fresh_networks_differ_and_leave_torch_as_it_was(trained: Trained, tmp_path: Path) -> None:
     subject = load_subject(trained.path, "0")
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    first, second = fresh_networks(subject, 2)
+    first, second = fresh_masses(subject, [FIRST], 2, tmp_path / "kept")
     assert torch.equal(torch.rand(1), expected)
-    tables = [network.token_embedding.weight for network in (first, second, subject.model)]
-    assert not any(torch.equal(a, b) for a, b in ((tables[0], tables[1]), (tables[0], tables[2])))
-    assert not first.training
+    own = link_masses(subject.model, [FIRST]).first
+    assert not any(np.allclose(a, b, rtol=1e-6) for a, b in ((first, second), (first, own), (second, own)))
+    assert np.array_equal(fresh_masses(subject, [FIRST], 2, tmp_path / "kept")[1], second)
+    assert np.array_equal(fresh_masses(subject, [FIRST], 3, tmp_path / "kept")[1], second), "each by its own seed"
+    other = LinkedText(FIRST.tokens, (TokenLink("name", word=(6,), cause=(2,)),))
+    assert not np.allclose(fresh_masses(subject, [other], 2, tmp_path / "kept")[1], second, rtol=1e-6)
+    assert fresh_masses(subject, [FIRST], 0, None).shape == (0, *own.shape)

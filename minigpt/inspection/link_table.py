@@ -1,6 +1,6 @@
 """The link table: how much each head moves along links of each kind, against nulls, and whether it matters."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +10,6 @@ from minigpt.errors import UserError
 from minigpt.inspection.dropping import Heads, Outcome, drop
 from minigpt.inspection.heads import Head
 from minigpt.inspection.links import Floats, LinkedText, Masses, link_masses, windows
-from minigpt.inspection.nulls import fresh_network
-from minigpt.inspection.subject import Subject
 from minigpt.model import GPT
 
 OVERALL = "overall"  # all kinds together
@@ -88,14 +86,14 @@ class LinkTable:
 
 
 def link_table(
-    model: GPT, texts: Iterable[LinkedText], *, fresh: Iterable[GPT] = (), all_heads: bool = False
+    model: GPT, texts: Iterable[LinkedText], *, fresh: Floats | None = None, all_heads: bool = False
 ) -> LinkTable:
     """Read texts with known links, then drop each link in its kind's strongest head and in all heads at once.
 
     Args:
         model: in evaluation mode.
         texts: of any length, tales or other: each is cut into windows that fit the context.
-        fresh: the same network with other first weights, as a null.
+        fresh: ``Masses.first`` of networks with other first weights on the windows of the texts, as a null; or none.
         all_heads: drop the links in every single head instead of the strongest.
 
     Raises:
@@ -105,8 +103,7 @@ def link_table(
     if not read:
         raise UserError(f"no link fits the model's context of {model.config.context_length} tokens; take a longer one")
     masses = link_masses(model, read)
-    nulls = [link_masses(network, read).first for network in fresh]
-    null = np.stack(nulls) if nulls else np.full((1, *masses.first.shape), np.nan)
+    null = np.full((1, *masses.first.shape), np.nan) if fresh is None or not len(fresh) else fresh
     members = _members(masses.kinds)
     selections = _selections(masses, members, all_heads=all_heads)
     outcomes = drop(model, read, selections)
@@ -120,13 +117,6 @@ def link_table(
             for kind, chosen in members.items()
         ),
     )
-
-
-def fresh_networks(subject: Subject, count: int) -> Iterator[GPT]:
-    """Networks like the subject's with first weights of other seeds."""
-    first = subject.checkpoint.config.run.seed + 1
-    for seed in range(first, first + count):
-        yield fresh_network(subject.model.config, subject.model.vocab_size, seed)
 
 
 # ── rows ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -58,8 +58,9 @@ def run(options: argparse.Namespace) -> int:
     for name, least in (("stories", 1), ("fresh", 0)):
         if getattr(options, name) < least:
             raise UserError(f"--{name} = {getattr(options, name)}: must be at least {least}")
-    from minigpt.inspection.link_table import fresh_networks, link_table
-    from minigpt.inspection.links import linked_story
+    from minigpt.inspection.link_nulls import fresh_masses
+    from minigpt.inspection.link_table import link_table
+    from minigpt.inspection.links import linked_story, windows
     from minigpt.tasks.judge import SEED
     from minigpt.tasks.tales import held_out_stories
 
@@ -67,7 +68,9 @@ def run(options: argparse.Namespace) -> int:
     if subject.checkpoint.config.data.source != "tales":
         print("this model has not been trained on the tales it reads here", file=sys.stderr)
     texts = [linked_story(story, subject.tokenizer) for story in held_out_stories(SEED, options.stories)]
-    table = link_table(subject.model, texts, fresh=fresh_networks(subject, options.fresh), all_heads=options.all_heads)
+    folder = options.run / "attention" if options.run.is_dir() else None
+    fresh = fresh_masses(subject, windows(texts, subject.context_length)[0], options.fresh, folder)
+    table = link_table(subject.model, texts, fresh=fresh, all_heads=options.all_heads)
     if options.json:
         print(json.dumps(as_json(subject, options, table), ensure_ascii=False))
     else:
