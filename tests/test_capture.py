@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from minigpt.attention import CausalSelfAttention
 from minigpt.config import validate
 from minigpt.errors import UserError
-from minigpt.inspection.capture import attention_grid, attention_maps, looking
+from minigpt.inspection.capture import attention_maps, looking
 from minigpt.inspection.heads import Head, parse_head
+from minigpt.inspection.picture import attention_grid
 from minigpt.model import GPT
 
 CONTEXT, VOCAB, LAYERS, HEADS = 12, 20, 3, 4

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from minigpt.inspection.capture import looking
-from minigpt.inspection.links import Floats, LinkedText, TokenLink, batches, padded
+from minigpt.inspection.compare import Floats
+from minigpt.inspection.links import LinkedText, TokenLink, batches, padded
 from minigpt.model import GPT
 
 MATCHED = 0.8  # of a row's dropped mass, at least, must be removed by the control

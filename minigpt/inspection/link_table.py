@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.errors import UserError
+from minigpt.inspection.compare import Floats
 from minigpt.inspection.dropping import Heads, Outcome, drop
 from minigpt.inspection.heads import Head
-from minigpt.inspection.links import Floats, LinkedText, Masses, link_masses, windows
+from minigpt.inspection.links import LinkedText, Masses, link_masses, windows
 from minigpt.model import GPT
 
 OVERALL = "overall"  # all kinds together
