@@ -7,8 +7,9 @@ from torch import nn
 
 from minigpt.assembly import Parts
 from minigpt.console import counted, visible, wrapped
-from minigpt.inspection.capture import attention_grid, attention_maps
+from minigpt.inspection.capture import attention_maps
 from minigpt.inspection.film import add_frame, begin_film, frame_rows, probe_of, strongest
+from minigpt.inspection.picture import attention_grid
 from minigpt.model import GPT, TorchEngine
 from minigpt.sampling import SamplingOptions, generate
 from minigpt.tokenizer import END

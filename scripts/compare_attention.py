@@ -1,4 +1,6 @@
-"""Hold attention against fixed examples: worked numbers, your own code, and what a trained model has learned."""
+"""Hold attention against fixed examples: worked numbers, your own code, and
+what a trained model has learned.
+"""
 
 import argparse
 import sys
@@ -40,7 +42,7 @@ def main() -> int:
 def overview() -> str:
     """What the parts are for."""
     lines = [f"  {name:<12}{about}" for name, about in COMMANDS.items()]
-    return "\n".join([__doc__ or "", "python scripts/compare_attention.py PART [--help]", "", *lines])
+    return "\n".join([(__doc__ or "").strip(), "", "python scripts/compare_attention.py PART [--help]", "", *lines])
 
 
 if __name__ == "__main__":

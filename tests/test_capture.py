@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from minigpt.attention import CausalSelfAttention
 from minigpt.config import validate
 from minigpt.errors import UserError
-from minigpt.inspection.capture import attention_grid, attention_maps, looking
+from minigpt.inspection.capture import attention_maps, looking
 from minigpt.inspection.heads import Head, parse_head
+from minigpt.inspection.picture import attention_grid
 from minigpt.model import GPT
 
 CONTEXT, VOCAB, LAYERS, HEADS = 12, 20, 3, 4
@@ -78,6 +79,20 @@ def test_looking_changes_no_bit(n_kv_head: int) -> None:
     assert all(torch.equal(look.weights @ look.value, look.heads) for look in looks)
     assert torch.equal(plain, model(tokens))
     assert hooks(model) == 0 and len(looks) == LAYERS, "nothing is left behind"
+
+
+def test_passes_with_a_memory_are_passed_over() -> None:
+    """The first, when it is empty, as well as the next; and a pass without one between them is looked at."""
+    model, tokens = trained_like(), text(CONTEXT)[None]
+    plain, memory = model(tokens), model.new_memory()
+    with looking(model, change_heads=lambda _layer, heads: heads * 0) as looks, torch.no_grad():
+        first = model(tokens[:, :5], memory)
+        assert not looks
+        changed = model(tokens)
+        assert len(looks) == LAYERS and not torch.allclose(changed, plain)
+        rest = model(tokens[:, 5:], memory)
+    assert len(looks) == LAYERS
+    torch.testing.assert_close(torch.cat([first, rest], dim=1), plain)
 
 
 def test_hooks_are_gone_after_an_error() -> None:

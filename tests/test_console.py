@@ -7,7 +7,7 @@ import pytest
 from conftest import Tables
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from running import EVALUATE, GENERATE, TRAIN, Script
+from running import EVALUATE, GENERATE, ROOT, TRAIN, Script
 from tiny_runs import begun
 
 from minigpt.console import columns, counted, visible, wrapped
@@ -76,9 +76,14 @@ def test_a_terminal_gets_no_control_characters_and_a_pipe_all(
     assert script(*words).out == visible(piped)
 
 
-@pytest.mark.parametrize("path", [TRAIN, GENERATE, EVALUATE], ids=lambda path: path.stem)
-def test_help_fits_80_columns(script: Script, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+COMPARE = ROOT / "scripts" / "compare_attention.py"
+PARTS = ("scaling", "heads", "replace", "ablate", "links", "sentences")
+SCRIPTS = [(TRAIN,), (GENERATE,), (EVALUATE,), (COMPARE,), *((COMPARE, part) for part in PARTS)]
+
+
+@pytest.mark.parametrize("words", SCRIPTS, ids=lambda words: Path(words[-1]).stem)
+def test_help_fits_80_columns(script: Script, monkeypatch: pytest.MonkeyPatch, words: tuple[Path | str, ...]) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    answer = script(path, "--help")
+    answer = script(*words, "--help")
     assert answer.code == 0
     assert [line for line in answer.out.splitlines() if len(line) > 80] == []

@@ -14,6 +14,7 @@ from minigpt.errors import UserError
 from minigpt.inspection.capture import attention_maps
 from minigpt.inspection.maps import read_foreign_maps, read_foreign_tokens
 from minigpt.inspection.patterns import parse_reference
+from minigpt.tokenizer import END
 
 COMPARE = ROOT / "scripts" / "compare_attention.py"
 
@@ -30,16 +31,16 @@ def written(path: Path, maps: Any) -> Path:
 
 
 def test_foreign_maps_give_the_same_numbers(script: Script, tmp_path: Path) -> None:
-    model, tokens = hand_set_model(), repeated_text()
+    model, tokens = hand_set_model(), np.array([END, *repeated_text(15)])
     maps = attention_maps(model, torch.as_tensor(tokens))
-    text = "".join("abcdefghijklmno"[token - 1] for token in tokens)
+    text = "".join("abcdefghijklmno"[token - 1] for token in tokens[1:])
     own = script(COMPARE, "heads", save_run(model, tmp_path / "run"), "--text", text, "--json").json["heads"]
     tensors = [torch.from_numpy(layer)[None] for layer in maps]  # as transformers gives them
     files = [
         written(tmp_path / "a.npy", maps), written(tmp_path / "b.pt", tensors),
         written(tmp_path / "c.pt", torch.from_numpy(maps)), written(tmp_path / "d.json", maps.tolist()),
     ]  # fmt: skip
-    names = written(tmp_path / "tokens.json", list(text))
+    names = written(tmp_path / "tokens.json", ["<|end|>", *text])
     for file in files:
         answer = script(COMPARE, "heads", "--maps", file, "--tokens", names, "--json")
         assert answer.code == 0 and "not known, names rest on total variation alone" in answer.err
@@ -129,11 +130,38 @@ def test_damaged_files(tmp_path: Path, name: str, content: bytes, told: str) -> 
 
 
 def test_a_file_of_other_things_than_tensors(tmp_path: Path) -> None:
-    for content in ({"a": torch.ones(2)}, [torch.ones(2), 3], 5):
+    for content in ({"a": torch.ones(2)}, [torch.ones(2), 3], 5, []):
         with pytest.raises(UserError, match="must hold one tensor, or a list of one tensor a layer"):
             read_foreign_maps(written(tmp_path / "a.pt", content))
     with pytest.raises(UserError, match="holds no array of numbers"):
         read_foreign_maps(written(tmp_path / "a.pt", [torch.ones(1, 2, 2), torch.ones(1, 3, 3)]))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "told"),
+    [
+        (torch.eye(2).to_sparse(), r"holds a sparse tensor or one without numbers; save maps\.to_dense\(\)"),
+        (torch.empty(1, 1, 2, 2, device="meta"), "one without numbers"),
+        (torch.eye(2)[None, None] * (1 + 0j), "holds complex64, not numbers"),
+        (torch.eye(2, dtype=torch.bool)[None, None], "holds bool, not numbers"),
+    ],
+)
+def test_tensors_that_are_no_dense_numbers(tmp_path: Path, tensor: torch.Tensor, told: str) -> None:
+    for content in (tensor, [tensor]):
+        with pytest.raises(UserError, match=told):
+            read_foreign_maps(written(tmp_path / "a.pt", content))
+
+
+def test_what_torch_says_of_a_file_is_not_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_bytes(b"nonsense")
+    with pytest.raises(UserError) as error:
+        read_foreign_maps(tmp_path / "a.pt")
+    assert str(error.value).endswith("a.pt: not a .pt file of tensors alone, as torch.save(maps, FILE) writes it")
+
+
+def test_weights_too_large_for_the_computation_are_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="L0H0, row 1, key 0 is not a finite number"):
+        read_foreign_maps(written(tmp_path / "a.npy", np.array([[[[1, 0], [1e300, 0]]]])))
 
 
 def test_tokens_from_files(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from running import ROOT, Script, Trained
 from minigpt.inspection.capture import attention_maps, looking
 from minigpt.inspection.compare import Closeness, Description, Null, closeness
 from minigpt.inspection.head_report import HeadReport
+from minigpt.inspection.heads import Head
 from minigpt.inspection.nulls import FreshNetworks, kept_nulls
 from minigpt.inspection.patterns import parse_reference
 from minigpt.model import GPT
 
 COMPARE = ROOT / "scripts" / "compare_attention.py"
-TEXT = "cgkamfbdcgkamfbd"
+TEXT = "cgkamfbcgkamfbc"  # 16 tokens, with <|end|> in front
 NAMES = [name for layer in HEADS for name in layer]
 
 
@@ -105,8 +107,8 @@ def test_what_a_head_is_named_after(previous: float, uniform: float, fresh: floa
     }
     nulls = {reference: Null(np.full(100, fresh)) for reference in references}
     description = Description(*[np.zeros((1, 1))] * 5)
-    report = HeadReport(references, nulls, description, about={}, heads=[(0, 0)])
-    assert (report.name((0, 0)), report.nearest((0, 0))) == (name, nearest)
+    report = HeadReport(references, nulls, description, about={}, heads=[Head(0, 0)], title="")
+    assert (report.name(Head(0, 0)), report.nearest(Head(0, 0))) == (name, nearest)
 
 
 # ── what is told ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -114,8 +116,12 @@ def test_what_a_head_is_named_after(previous: float, uniform: float, fresh: floa
 
 def test_the_table_fits_a_terminal(script: Script, hand_set_run: Path) -> None:
     answer = script(COMPARE, "heads", hand_set_run, "--text", TEXT, "--full", "--ref", "previous", "--ref", "window:16")
-    assert max(map(len, answer.out.splitlines())) <= 80
-    overview, previous, window, legend = answer.out.split("\n\n")
+    assert max(map(len, answer.out.splitlines()[1:])) <= 80
+    read, overview, previous, window, legend = answer.out.split("\n\n")
+    assert read.splitlines() == [
+        f"{hand_set_run}, step 0: 1 sequence of 16 tokens, <|end|> in front",
+        "coverage (rows where it is defined): previous 100%, window:16 100%",
+    ]
     assert [line.split()[0] for line in overview.splitlines()] == ["head", *(f"L{i}H{j}" for i, j in np.ndindex(2, 4))]
     first = overview.splitlines()[1].split()
     assert first[:5] == ["L0H0", "previous", "0.00", "1.00", "1.00"] and first[-1] == "-", (
@@ -178,7 +184,8 @@ def test_windows_of_a_trained_run(script: Script, trained: Trained, tmp_path: Pa
         assert 1 / 8 <= head["positional_share"] <= 1
         assert 0 <= head["references"]["window:4"]["percentile"] <= 100
     table = script(COMPARE, "heads", run, *words, "--ref", "uniform", "--full").out
-    assert max(map(len, table.splitlines())) <= 80 and f"…{str(pairs)[-39:]}: defined in" in table
+    assert f"{run}, step {told['step']}: 8 sequences of 16 tokens" in table.splitlines()
+    assert max(map(len, table.splitlines()[1:])) <= 80 and f"...{str(pairs)[-37:]}: defined in" in table
 
 
 @pytest.mark.parametrize(
@@ -193,11 +200,15 @@ def test_windows_of_a_trained_run(script: Script, trained: Trained, tmp_path: Pa
         (["RUN", "--max-tv", "0.1"], "--max-tv: name the head and one reference"),
         (["RUN", "--max-tv", "2", "--head", "L0H0", "--ref", "self"], "--max-tv = 2.0: must be at least 0"),
         (["RUN", "--text", TEXT, "--head", "L2H0"], "L2H0: no such head; this model has L0H0 to L1H3"),
+        (["RUN", "--csv", "FOLDER"], ": is a folder; name a file in it"),
+        (["RUN", "--csv", "FOLDER/nowhere/a.csv"], "nowhere; make it first"),
         (["RUN", "--text", TEXT, "--ref", "slef"], "slef: no such reference; did you mean self?"),
     ],
 )
 def test_mistakes(script: Script, hand_set_run: Path, words: list[str], told: str) -> None:
-    answer = script(COMPARE, "heads", *(str(hand_set_run) if word == "RUN" else word for word in words))
+    places = {"RUN": str(hand_set_run), "FOLDER": str(hand_set_run.parent)}
+    answer = script(COMPARE, "heads", *(re.sub("^(RUN|FOLDER)", lambda name: places[name[0]], word) for word in words))
+    assert not (hand_set_run.parent / "nowhere").exists()
     assert answer.code == 2 and answer.out == "" and told in answer.err and len(answer.err.splitlines()) == 1
 
 
@@ -219,6 +230,21 @@ def test_the_null_is_kept_with_the_run(script: Script, tmp_path: Path) -> None:
     assert "fresh networks" in other.err and len(list((run / "attention").glob("null-*.json"))) == 2
     file.write_text("{damaged", encoding="utf-8")
     assert script(COMPARE, *words, "first").out == first.out
+
+
+@pytest.mark.parametrize("damaged", [[], None, [0.9] * 50 + [0.1] * 54, [float("nan")] * 104])
+def test_a_damaged_null_is_computed_anew(script: Script, tmp_path: Path, damaged: object) -> None:
+    run = save_run(hand_set_model(), tmp_path / "run")
+    words = ("heads", run, "--text", TEXT, "--json", "--ref", "previous", "--ref", "first")
+    whole = script(COMPARE, *words)
+    (file,) = (run / "attention").glob("null-*.json")
+    content = json.loads(file.read_text(encoding="utf-8"))
+    first, *_ = content["total_variation"]
+    content["total_variation"][first] = damaged
+    file.write_text(json.dumps(content), encoding="utf-8")
+    again = script(COMPARE, *words)
+    assert again.out == whole.out and "fresh networks" in again.err
+    assert len(json.loads(file.read_text(encoding="utf-8"))["total_variation"][first]) == 104
 
 
 def test_the_null_is_computed_anew_where_it_can_not_be_kept(script: Script, tmp_path: Path) -> None:

@@ -231,6 +231,7 @@ def test_intervals_without_spread_and_without_a_second_sequence() -> None:
     assert bootstrap([0.25] * 8) == (0.25, 0.25, 0.25)
     alone = bootstrap([0.25])
     assert alone.mean == 0.25 and math.isnan(alone.low) and math.isnan(alone.high)
+    assert math.isnan(bootstrap([1, 1.1, 1.2, 0.9]).low) and bootstrap([1, 1.1, 1.2, 0.9, 1]).low > 0.9
     assert alone.to_dict() == {"mean": 0.25, "low": None, "high": None}
     values = np.random.default_rng(0).normal(size=20)
     assert bootstrap(values, seed=1) == bootstrap(values, seed=1) != bootstrap(values, seed=2)
@@ -271,6 +272,18 @@ def test_replace_tells_closeness_beside_use(script: Script, hand_set: Path) -> N
     assert "large TV, small change: the head does not matter here" in lines
 
 
+@pytest.mark.parametrize(("sequences", "enough"), [(2, False), (4, False), (5, True)])
+def test_too_few_sequences_get_no_star(script: Script, hand_set: Path, sequences: int, enough: bool) -> None:
+    told = "fewer than 5 sequences do not tell how sure a change is; read more for intervals"
+    for words in (("replace", "--all"), ("replace", "--head", "L1H0"), ("ablate",)):
+        answer = ask(script, hand_set, *words, "--sequences", sequences)
+        lines = answer.out.splitlines()
+        assert answer.code == 0 and (told in lines) != enough and max(map(len, lines)) <= 80
+        assert ("*" in answer.out or "[" in answer.out) == enough
+    effects = ask(script, hand_set, "replace", "--all", "--json", "--sequences", sequences).json["effects"]
+    assert {row["change"]["low"] is not None for row in effects} == {enough}
+
+
 def test_replace_one_head(script: Script, hand_set: Path) -> None:
     answer = ask(
         script, hand_set, "replace", "--head", "L0H0", "--head", "L0H0", "--ref", "window:2", "--ref", "brackets"
@@ -304,7 +317,7 @@ def test_ablate_all_but_some(script: Script, hand_set: Path) -> None:
 
 def test_one_text_has_no_interval(script: Script, hand_set: Path) -> None:
     answer = script(COMPARE, "ablate", hand_set, "--head", "L0H0", "--text", "abcdabcd")
-    assert answer.code == 0 and "(one sequence)" in answer.out
+    assert answer.code == 0 and "(too few sequences)" in answer.out
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from tiny_runs import begun
 from minigpt.config import validate
 from minigpt.errors import UserError
 from minigpt.inspection.dropping import drop, without, without_as_much
-from minigpt.inspection.link_table import ALL, OVERALL, STRONGEST, fresh_networks, link_table
+from minigpt.inspection.link_nulls import fresh_masses
+from minigpt.inspection.link_table import ALL, OVERALL, STRONGEST, link_table
 from minigpt.inspection.links import (
     BATCH_TOKENS,
     LinkedText,
@@ -198,7 +199,7 @@ def test_no_mass_no_change() -> None:
     assert torch.equal(without_as_much(row, keys, torch.tensor(0.0))[0], row)
     blind = LinkedText(np.array([0, 5, 1, 2, 9, 3, 5]), (TokenLink("name", word=(6,), cause=(1,)),))
     outcome = drop(finder(1e-30), [blind], {STRONGEST: np.array([[[True, False]]])})[STRONGEST]
-    assert outcome.mass[0] < 1e-20 and outcome.matched[0] >= 0.8
+    assert outcome.mass[0] < 1e-20 and outcome.unmatched[0] == outcome.nothing_left[0] == 0
     assert np.allclose(outcome.first, outcome.first[:, :1], atol=1e-6)
 
 
@@ -211,7 +212,8 @@ def test_effects_by_hand_one_link_at_a_time() -> None:
     assert together.first[0, 1] == pytest.approx(log_p(np.array([1, 0, 1, 1, 1, 1]) / 5, FIRST, 5), abs=1e-3)
     assert together.first[0, 2] == pytest.approx(log_p(np.array([0, 4, 0, 0, 0, 1]) / 5, FIRST, 5), abs=1e-3)
     assert together.first[3, 1] == pytest.approx(log_p(np.array([1, 4, 1, 1, 0, 1, 1]) / 9, twice, 5), abs=1e-3)
-    assert np.allclose(together.matched, [1, *[(3 / 7 + 1 / 4) / (4 / 7 + 1 / 4)] * 2, 1], atol=1e-3)
+    assert together.rows.tolist() == [2] * 4 and together.nothing_left.tolist() == [0] * 4
+    assert together.unmatched.tolist() == [0, 1, 1, 0], "of 4/7 in head 0 the rest of the row has but 3/7"
     for number, text in enumerate([FIRST, SECOND]):
         alone = drop(finder(), [text], {ALL: np.ones((1, 1, 2), dtype=bool)})[ALL]
         assert np.allclose(alone.first[0], together.first[number], atol=1e-6)
@@ -221,7 +223,9 @@ def test_effects_by_hand_one_link_at_a_time() -> None:
 
 
 def test_the_table_names_the_head_and_shows_its_use() -> None:
-    table = link_table(finder(), [FIRST] * 3, fresh=[finder(1), finder(2)])
+    table = link_table(
+        finder(), [FIRST] * 3, fresh=np.stack([link_masses(finder(w), [FIRST] * 3).first for w in (1, 2)])
+    )
     assert table.links == 3 and table.left_out == {}
     best, overall = table.strongest()
     assert (best.kind, best.head, best.links) == ("name", "L0H0", 3) and overall.kind == OVERALL
@@ -263,6 +267,19 @@ def test_links_without_a_fair_control_are_counted_and_left_out(
     assert row.without_control.links == 1 - nothing_left and np.isnan(row.without_control.loss_control)
 
 
+def test_a_link_is_compared_only_if_the_control_matches_every_row_of_it() -> None:
+    """Both heads of both texts together could be matched to 82 %; but of head 0 in the second, only to 75 %."""
+    weight, others = 4.0, 3.0
+    pooled = (others / (others + weight) + 1 / 4) / (weight / (others + weight) + 1 / 4)
+    assert others / weight < 0.8 < pooled
+    row = next(row for row in link_table(finder(weight), [FIRST, SECOND]).drops if row.heads == ALL)
+    assert (row.links, row.nothing_left, row.unmatched, row.first.links) == (2, 0, 1, 1)
+    assert (row.rows, row.rows_nothing_left, row.rows_unmatched) == (4, 0, 1)
+    assert row.without_control.links == 2, "the drop alone needs no control"
+    alone = next(row for row in link_table(finder(weight), [FIRST]).drops if row.heads == ALL)
+    assert row.first == alone.first
+
+
 def test_links_that_do_not_fit_are_counted_or_refused() -> None:
     far = LinkedText(np.arange(40) % VOCAB, (TokenLink("name", (39,), (0,)), TokenLink("time", (38,), (30,))))
     table = link_table(finder(), [far])
@@ -284,16 +301,28 @@ def run(tiny: Tables) -> Path:
 def test_the_command_prints_and_gives_json(script: Script, run: Path) -> None:
     options: list[Any] = ["links", run, "--stories", 2, "--fresh", 1]
     answer = script(COMPARE, *options)
-    assert answer.code == 0 and answer.err == "this model has not been trained on the tales it reads here\n"
+    assert answer.code == 0 and answer.err.splitlines() == [
+        "this model has not been trained on the tales it reads here",
+        "reading 1 fresh networks of the same configuration",
+    ]
     assert all(len(line) <= 80 for line in answer.out.splitlines()[1:])
     assert "links in 2 stories, read in windows of 192" in answer.out and "left out: " in answer.out
+    counts = answer.out.split("left out (a row is that of one head", 1)[1].splitlines()
+    assert counts[1].split() == ["rows", "nothing", "left", "unmatched|", "links", "nothing", "left", "unmatched"]
+    assert counts[-1].split()[:2] == ["overall", "all"] and "|" in counts[-1]
     found = script(COMPARE, *options, "--json").json
     assert found["step"] == 1 and found["links"] == found["drops"][-1]["links"]
     told = sum(len(story.links) for story in tales.held_out_stories(1_000_003, 2))
     assert found["links"] + sum(found["left_out"].values()) == told
     assert {row["head"] for row in found["masses"]} == {"L0H0", "L0H1"}
     assert all(0 <= row["mass"] <= 1 for row in found["masses"])
-    assert script(COMPARE, *options, "--json").json == found, "the same numbers again"
+    again = script(COMPARE, *options, "--json")
+    assert again.json == found and "fresh networks" not in again.err, "the same numbers again, and kept"
+    (kept,) = (run / "attention").glob("links-*.npy")
+    for damaged in (b"", kept.read_bytes()[:-1], np.lib.format.magic(1, 0)):
+        kept.write_bytes(damaged)
+        anew = script(COMPARE, *options, "--json")
+        assert anew.json == found and "reading 1 fresh networks" in anew.err
 
 
 def test_mistakes(script: Script, trained: Trained) -> None:
@@ -306,13 +335,17 @@ def test_mistakes(script: Script, trained: Trained) -> None:
         assert answer.code == 2 and told in answer.err and not answer.out
 
 
-def test_fresh_networks_differ_and_leave_torch_as_it_was(trained: Trained) -> None:
+def test_fresh_networks_differ_and_leave_torch_as_it_was(trained: Trained, tmp_path: Path) -> None:
     subject = load_subject(trained.path, "0")
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    first, second = fresh_networks(subject, 2)
+    first, second = fresh_masses(subject, [FIRST], 2, tmp_path / "kept")
     assert torch.equal(torch.rand(1), expected)
-    tables = [network.token_embedding.weight for network in (first, second, subject.model)]
-    assert not any(torch.equal(a, b) for a, b in ((tables[0], tables[1]), (tables[0], tables[2])))
-    assert not first.training
+    own = link_masses(subject.model, [FIRST]).first
+    assert not any(np.allclose(a, b, rtol=1e-6) for a, b in ((first, second), (first, own), (second, own)))
+    assert np.array_equal(fresh_masses(subject, [FIRST], 2, tmp_path / "kept")[1], second)
+    assert np.array_equal(fresh_masses(subject, [FIRST], 3, tmp_path / "kept")[1], second), "each by its own seed"
+    other = LinkedText(FIRST.tokens, (TokenLink("name", word=(6,), cause=(2,)),))
+    assert not np.allclose(fresh_masses(subject, [other], 2, tmp_path / "kept")[1], second, rtol=1e-6)
+    assert fresh_masses(subject, [FIRST], 0, None).shape == (0, *own.shape)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minigpt.errors import UserError
 from minigpt.inspection.compare import closeness
-from minigpt.inspection.patterns import Pattern, Reference, links_reference, parse_reference, read_reference
+from minigpt.inspection.patterns import HEAVIEST, Pattern, Reference, links_reference, parse_reference, read_reference
 from minigpt.tokenizer import CharTokenizer, train_tokenizer
 
 LETTERS = CharTokenizer("".join(sorted("().,[]ab c")), byte_fallback=False)
@@ -110,9 +110,11 @@ def test_marks_and_brackets_in_tokens_of_many_characters() -> None:
         ("prevous", "prevous: no such reference; did you mean previous?"),
         ("zzz", "known are uniform, previous"),
         ("window", "did you mean window:W"),
-        ("window:0", "at least 1, as in window:4"),
-        ("window:x", "at least 1"),
-        ("window:-2", "at least 1"),
+        ("window:0", "a whole number from 1 to 999999999, as in window:4"),
+        ("window:x", "from 1 to"),
+        ("window:-2", "from 1 to"),
+        ("window:" + 20 * "9", "from 1 to"),
+        ("window:" + 5000 * "9", "from 1 to"),
         ("nowhere.json", "nowhere.json: cannot be read"),
     ],
 )
@@ -158,6 +160,14 @@ def test_a_matrix_tells_shares(tmp_path: Path) -> None:
         reference.pattern(np.arange(7))
 
 
+def test_the_heaviest_weights_still_sum_to_a_number(tmp_path: Path) -> None:
+    pattern = written(tmp_path, [[5, key, HEAVIEST] for key in range(4)]).pattern(np.arange(6))
+    assert_is_a_pattern(pattern)
+    assert pattern.weights[5].tolist() == [0.25] * 4 + [0, 0]
+    widest = parse_reference("window:999999999", None).pattern(np.arange(6))
+    assert np.array_equal(widest.weights, parse_reference("uniform", None).pattern(np.arange(6)).weights)
+
+
 def test_pairs_with_and_without_weight(tmp_path: Path) -> None:
     pattern = written(tmp_path, [[4, 0], [4, 2, 3], [2, 1], [0, 0]]).pattern(np.arange(6))
     assert_is_a_pattern(pattern)
@@ -184,6 +194,8 @@ def test_what_could_be_both_must_be_named(tmp_path: Path) -> None:
         [[1, 0, 0], [1, 0, 0]], [[0, 1, 0], [0, 0, 1], [1, 0, 0]], [[1, 0, 0, 0]] * 3, [[2, 3]], [[2, -1]], [[2.5, 1]],
         [[2, 1, 0]], [[2, 1, -1]], [[2, True]], [[1.0, 0, 0], [-1, 2, 0], [0, 0, 1]], [["1", "0"]],
         {"matrix": [[1, 0], [float("nan"), 1]]}, {"matrix": [[0, 0], [float("inf"), 0]]},
+        [[5, 3, 10**400]], [[10**400, 3]], [[1, 0, 0], [10**400, 1, 0], [1, 1, 1]],
+        [[5, 2, 1e308], [5, 3, 1e308], [5, 4, 1e308]],
     ],
 )  # fmt: skip
 def test_files_that_hold_no_pattern(tmp_path: Path, content: object) -> None:

@@ -10,6 +10,7 @@ from running import ROOT, Script, Trained
 from minigpt.cli import parse_options
 from minigpt.errors import UserError
 from minigpt.inspection.subject import Subject, add_run_arguments, add_text_arguments, load_subject, sequences
+from minigpt.tokenizer import END
 
 COMPARE = ROOT / "scripts" / "compare_attention.py"
 
@@ -42,16 +43,16 @@ def test_windows_are_spread_evenly_over_a_part(subject: Subject, tmp_path: Path)
 def test_one_text_is_one_sequence(subject: Subject, capsys: pytest.CaptureFixture[str]) -> None:
     text = "the grey boat\nthe grey boat"
     assert read(subject, "--text", text.replace("\n", "\\n"), "--length", "8").tolist() == [
-        subject.tokenizer.encode(text)[:8].tolist()
-    ]
-    assert capsys.readouterr().err == "the text has 27 tokens: only the first 8 are read\n"
+        [END, *subject.tokenizer.encode(text)[:7].tolist()]
+    ], "as every document begins"
+    assert capsys.readouterr().err == "the text has 28 tokens with its <|end|>: only the first 8 are read\n"
 
 
 def test_unseen_characters_can_be_left_out(
     subject: Subject, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert read(subject, "--text", "theΩ boat", "--unseen", "skip").tolist() == [
-        subject.tokenizer.encode("the boat").tolist()
+        [END, *subject.tokenizer.encode("the boat").tolist()]
     ]
     assert capsys.readouterr().err == "1 of 9 characters left out: the tokenizer has never seen them\n"
     for command in (("heads",), ("ablate", "--head", "L0H0"), ("replace", "--all")):
@@ -64,7 +65,7 @@ def test_unseen_characters_can_be_left_out(
     [
         (["--length", "17"], "--length = 17: must be at least 2 and at most the context, 16"),
         (["--sequences", "0"], "--sequences = 0: must be at least 1"),
-        (["--text", "a"], "--text: 1 tokens; at least 2 are needed"),
+        (["--text", ""], r"--text with <\|end\|> in front: 1 tokens; at least 2 are needed"),
         (["--file", "nowhere.txt"], "nowhere.txt: cannot be read"),
         (["--text", "a", "--source", "test"], "not allowed with argument"),
     ],

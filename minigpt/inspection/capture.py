@@ -5,19 +5,15 @@ One hook from outside is the only way to look and to intervene: the network has 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
 from minigpt.attention import CausalSelfAttention, attention, causal_mask
 
 TOLERANCE = 1e-5  # of the largest number in the layer's output
-
-# From "moves nothing" to "moves all", one hue, light to dark.
-LIGHT, DARK = np.array([247, 251, 255]), np.array([8, 48, 107])
 
 
 class Looked(NamedTuple):
@@ -44,7 +40,7 @@ def looking(
     """While open, each full pass of ``model`` leaves one ``Looked`` a layer in the list, first layer first.
 
     Args:
-        model: in evaluation mode; a pass with a memory is not looked at.
+        model: in evaluation mode; a pass with a memory is neither looked at nor changed.
         change_weights: other weights (B, H, T, T) for a layer; its heads and its output follow from them.
         change_heads: other results (B, H, T, K) of a layer's heads, after any change of weights.
 
@@ -57,8 +53,10 @@ def looking(
     layers = [module for module in model.modules() if isinstance(module, CausalSelfAttention)]
     numbers = {layer: number for number, layer in enumerate(layers)}
 
-    def look(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+    def look(layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor | None:
         assert isinstance(layer, CausalSelfAttention)
+        if arguments[1:] not in ((), (None,)):  # a cache, whose keys are no longer what they were before this pass
+            return None
         query, key, value = layer.project(arguments[0])
         key, value = layer.share_heads(key), layer.share_heads(value)
         heads, weights = attention(query, key, value, causal_mask(query.shape[-2], query.shape[-2], query.device))
@@ -94,20 +92,3 @@ def attention_maps(model: nn.Module, tokens: Tensor) -> np.ndarray:
     finally:
         model.train(was_training)
     return torch.cat([look.weights for look in looks]).float().cpu().numpy()
-
-
-def attention_grid(maps: np.ndarray, *, least: int = 96) -> np.ndarray:
-    """All heads as one picture: (layers, H, T, T) in [0, 1] → (height, width, 3) uint8, layers down, heads across."""
-    n_layer, n_head, n_token, _ = maps.shape
-    cell = n_token * -(-least // n_token)  # whole pixels a weight
-    margin, gap = 14, 4
-    picture = Image.new("RGB", (n_head * (cell + gap) + gap, n_layer * (cell + margin + gap)), "white")
-    draw = ImageDraw.Draw(picture)
-    for layer in range(n_layer):
-        for head in range(n_head):
-            left, top = gap + head * (cell + gap), margin + layer * (cell + margin + gap)
-            shade = np.sqrt(maps[layer, head])[..., None]  # small weights stay visible
-            colours = (LIGHT + (DARK - LIGHT) * shade).round().astype(np.uint8)
-            picture.paste(Image.fromarray(colours).resize((cell, cell), Image.Resampling.NEAREST), (left, top))
-            draw.text((left, top - margin + 1), f"L{layer}H{head}", fill="black")
-    return np.asarray(picture)

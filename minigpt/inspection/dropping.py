@@ -2,6 +2,10 @@
 
 Both change only the rows that predict the determined word, one link at a time, and nothing but weights: the network
 goes on with what follows from them.
+
+A row here is that of one head and one predicting token. One whose dropped mass the control can't match is counted, and
+its whole link left out of the comparison. To leave out that row alone, from drop and control, would spare just the
+heads that carry the link, and the drop would seem to do little.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from minigpt.inspection.capture import looking
-from minigpt.inspection.links import Floats, LinkedText, TokenLink, batches, padded
+from minigpt.inspection.compare import Floats
+from minigpt.inspection.links import LinkedText, TokenLink, batches, padded
 from minigpt.model import GPT
 
-MATCHED = 0.8  # of the dropped mass, at least, must be removed by the control
+MATCHED = 0.8  # of a row's dropped mass, at least, must be removed by the control
 LEAST_LEFT = 1e-3  # of a row's weight: what is left is scaled up to 1, and less than this is no row any more
 
+Counts = NDArray[np.int64]
 Heads = NDArray[np.bool_]  # (N, L, H): which heads are changed, link by link
 
 
@@ -30,7 +36,7 @@ def without(weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         The rows, the mass removed (...), and what was left of them before they were renormalised (...).
     """
     kept = weights.masked_fill(keys, 0)
-    return *_renormalised(weights, kept), kept.sum(dim=-1)
+    return _renormalised(weights, kept), weights.masked_fill(~keys, 0).sum(dim=-1), kept.sum(dim=-1)
 
 
 def without_as_much(weights: Tensor, keys: Tensor, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,15 +48,14 @@ def without_as_much(weights: Tensor, keys: Tensor, mass: Tensor) -> tuple[Tensor
     before = heaviest.cumsum(dim=-1) - heaviest
     taken = torch.minimum((mass[..., None] - before).clamp(min=0), heaviest)
     kept = weights - torch.zeros_like(weights).scatter(-1, order, taken)
-    return *_renormalised(weights, kept), kept.sum(dim=-1)
+    return _renormalised(weights, kept), taken.sum(dim=-1), kept.sum(dim=-1)
 
 
-def _renormalised(weights: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """``kept`` with the sum of ``weights`` (these where hardly anything is left), and the mass that it lacks."""
+def _renormalised(weights: Tensor, kept: Tensor) -> Tensor:
+    """``kept`` with the sum of ``weights``; these where hardly anything is left."""
     total, left = weights.sum(dim=-1, keepdim=True), kept.sum(dim=-1, keepdim=True)
     enough = left >= LEAST_LEFT
-    new = torch.where(enough, kept * (total / left.clamp(min=LEAST_LEFT)), weights)
-    return new, (total - left)[..., 0]
+    return torch.where(enough, kept * (total / left.clamp(min=LEAST_LEFT)), weights)
 
 
 # ── effects ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -62,10 +67,10 @@ class Outcome:
 
     first: Floats  # of the word's first token
     word: Floats  # of all its tokens together
-    mass: Floats  # (N,) dropped, the mean over the changed heads and rows
-    matched: Floats  # (N,): the share of it that the control could remove elsewhere
-    dropped_left: Floats  # (N,): what the drop left of the row of which it left least
-    control_left: Floats  # (N,): likewise for the control
+    mass: Floats  # (N,) dropped, the mean over the changed rows
+    rows: Counts  # (N,): how many were to be changed, each that of one head and one predicting token
+    nothing_left: Counts  # (N,): of these, such that have no other weight
+    unmatched: Counts  # (N,): others from which the control could not remove ``MATCHED`` of as much, or left nothing
 
 
 @torch.inference_mode()
@@ -103,10 +108,6 @@ class _Rows(NamedTuple):
     def total(self, numbers: Tensor) -> Tensor:
         """Sums over the rows of each case: (R,) → (B,)."""
         return numbers.new_zeros(len(self.first)).index_add(0, self.case, numbers)
-
-    def least(self, numbers: Tensor) -> Tensor:
-        """The least of the rows of each case: (R,) → (B,)."""
-        return numbers.new_full((len(self.first),), torch.inf).scatter_reduce(0, self.case, numbers, "amin")
 
 
 def _predicting_rows(cases: Sequence[tuple[NDArray[np.int64], TokenLink]], length: int) -> _Rows:
@@ -161,14 +162,16 @@ def _outcome(model: GPT, tokens: Tensor, rows: _Rows, chosen: Tensor, as_it_was:
         model, tokens, rows, chosen, lambda layer, weights: without_as_much(weights, keys, dropped.removed[:, layer])
     )
     log_p = torch.stack([as_it_was, dropped.log_probabilities, control.log_probabilities])
-    mass, matched = (rows.total(part.removed.double().sum(dim=(1, 2))) for part in (dropped, control))
+    nothing_left = dropped.left < LEAST_LEFT
+    unmatched = (control.removed < MATCHED * dropped.removed) | (control.left < LEAST_LEFT)
+    counts = [rows.total(part.sum(dim=(1, 2))) for part in (chosen, nothing_left, unmatched & ~nothing_left)]
     return Outcome(
         first=log_p[:, rows.first].T.numpy(),
         word=torch.stack([rows.total(part) for part in log_p], dim=-1).numpy(),
-        mass=(mass / rows.total(chosen.double().sum(dim=(1, 2)))).numpy(),
-        matched=(matched / mass).where(mass > 0, 1.0).numpy(),
-        dropped_left=rows.least(dropped.left.amin(dim=(1, 2))).numpy(),
-        control_left=rows.least(control.left.amin(dim=(1, 2))).numpy(),
+        mass=(rows.total(dropped.removed.double().sum(dim=(1, 2))) / counts[0]).numpy(),
+        rows=counts[0].numpy(),
+        nothing_left=counts[1].numpy(),
+        unmatched=counts[2].numpy(),
     )
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from minigpt.inspection.compare import Closeness, Description, Null
 from minigpt.inspection.heads import Head
+from minigpt.inspection.labels import shortened
 
 NEAR, NEAR_UNIFORM = 0.5, 0.1  # largest total variation of a head that is named after a reference, and after uniform
 NONE = "none"
@@ -31,7 +33,6 @@ the reference in nats, infinite where it has no weight at all on a key of it.
 """.strip()
 
 Row = tuple[str, ...]
-Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -42,26 +43,27 @@ class HeadReport:
     nulls: Mapping[str, Null]  # those that there are
     description: Description
     about: Mapping[str, Any]  # what was read, for JSON
-    heads: Sequence[Place]  # those that are told of
+    heads: Sequence[Head]  # those that are told of
+    title: str  # what was read, in words
 
-    def nearest(self, place: Place) -> str:
+    def nearest(self, head: Head) -> str:
         """The reference of the smallest total variation; empty if none is defined on the texts."""
-        found = {name: float(close.total_variation[place]) for name, close in self.references.items()}
+        found = {name: float(close.total_variation[head]) for name, close in self.references.items()}
         known = {name: distance for name, distance in found.items() if not math.isnan(distance)}
         return min(known, key=known.__getitem__, default="")
 
-    def name(self, place: Place) -> str:
+    def name(self, head: Head) -> str:
         """The nearest reference, if it is near and nearer than chance; else ``none``."""
-        nearest = self.nearest(place)
+        nearest = self.nearest(head)
         if not nearest:
             return NONE
-        distance = self.references[nearest].total_variation[place]
+        distance = self.references[nearest].total_variation[head]
         if nearest == "uniform":
             return nearest if distance <= NEAR_UNIFORM else NONE
         beats_chance = nearest not in self.nulls or distance < self.nulls[nearest].first_percentile
         return nearest if distance <= NEAR and beats_chance else NONE
 
-    def measures(self, reference: str, place: Place) -> dict[str, float]:
+    def measures(self, reference: str, head: Head) -> dict[str, float]:
         """All numbers of a head on one reference; NaN where there is none."""
         close = self.references[reference]
         null = self.nulls.get(reference)
@@ -74,35 +76,42 @@ class HeadReport:
             "lift": close.lift,
             "percentile": null.percentile(close.total_variation) if null else np.full_like(close.mass, math.nan),
         }
-        return {name: float(array[place]) for name, array in values.items()} | {"coverage": close.coverage}
+        return {name: float(array[head]) for name, array in values.items()} | {"coverage": close.coverage}
 
-    def descriptions(self, place: Place) -> dict[str, float]:
+    def descriptions(self, head: Head) -> dict[str, float]:
         """All numbers of a head without a reference."""
-        return {name: float(getattr(self.description, name)[place]) for name in DESCRIPTIONS}
+        return {name: float(getattr(self.description, name)[head]) for name in DESCRIPTIONS}
 
 
 # ── for people ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def as_text(told: HeadReport, *, full: bool) -> str:
-    """One table of all heads, at most 80 columns wide; with ``full`` one more for each reference."""
+    """What was read, and one table of all heads, at most 80 columns wide; with ``full`` one more a reference."""
     details = [_details(told, reference) for reference in told.references] if full else []
     legend = f"{LEGEND}\n{FULL_LEGEND}" if full else LEGEND
-    return "\n\n".join([_overview(told), *details, legend])
+    return "\n\n".join([_heading(told), _overview(told), *details, legend])
+
+
+def _heading(told: HeadReport) -> str:
+    covered = [f"{shortened(name, 40, keep_end=True)} {close.coverage:.0%}" for name, close in told.references.items()]
+    return "\n".join([told.title, *textwrap.wrap(f"coverage (rows where it is defined): {', '.join(covered)}", 80)])
 
 
 def _overview(told: HeadReport) -> str:
     rows: list[Row] = [
         ("head", "name", "TV", "lift", "mass", "top", "pct", "entr", "keys", "dist", "1st", "pos"),
     ]
-    for place in told.heads:
-        nearest, name = told.nearest(place), told.name(place)
-        values = told.measures(nearest, place) if nearest else dict.fromkeys((*MEASURES, "percentile"), math.nan)
-        described = told.descriptions(place)
-        shown = f"{NONE} ({_short(nearest, 11)})" if name == NONE and nearest else _short(name, 18)
+    for head in told.heads:
+        nearest, name = told.nearest(head), told.name(head)
+        values = told.measures(nearest, head) if nearest else dict.fromkeys((*MEASURES, "percentile"), math.nan)
+        described = told.descriptions(head)
+        shown = shortened(name, 18, keep_end=True)
+        if name == NONE and nearest:
+            shown = f"{NONE} ({shortened(nearest, 11, keep_end=True)})"
         rows.append(
             (
-                str(Head(*place)), shown,
+                str(head), shown,
                 *(_number(values[key]) for key in ("total_variation", "lift", "mass", "argmax")),
                 _number(values["percentile"], 0), _number(described["normalised_entropy"]),
                 _number(described["effective_keys"], 1), _number(described["mean_distance"], 1),
@@ -114,16 +123,16 @@ def _overview(told: HeadReport) -> str:
 
 def _details(told: HeadReport, reference: str) -> str:
     close = told.references[reference]
-    title = f"{_short(reference, 40)}: defined in {close.rows} of {close.all_rows} rows"
+    title = f"{shortened(reference, 40, keep_end=True)}: defined in {close.rows} of {close.all_rows} rows"
     if null := told.nulls.get(reference):
         middle = float(np.median(null.total_variation))
         title += f"; TV before training: median {middle:.3f}, 1st percentile {null.first_percentile:.3f}"
     keys = ("total_variation", "jensen_shannon", "kl", "mass", "argmax", "lift", "percentile")
     rows: list[Row] = [("head", "TV", "JS", "KL(P|A)", "mass", "top", "lift", "pct")]
-    for place in told.heads:
-        values = told.measures(reference, place)
+    for head in told.heads:
+        values = told.measures(reference, head)
         numbers = (_number(values[key], 1 if key == "percentile" else 3) for key in keys)
-        rows.append((str(Head(*place)), *numbers))
+        rows.append((str(head), *numbers))
     return "\n".join([*_folded(title), *_aligned(rows, left=1)])
 
 
@@ -147,11 +156,6 @@ def _number(value: float, places: int = 2) -> str:
     return "-" if math.isnan(value) else f"{value:.{places}f}"
 
 
-def _short(text: str, width: int) -> str:
-    """The end of a name that is too long, for a path's end tells most."""
-    return text if len(text) <= width else "…" + text[1 - width :]
-
-
 # ── for programs ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -162,13 +166,13 @@ def as_json(told: HeadReport) -> dict[str, Any]:
         "references": {name: _about_reference(told, name) for name in told.references},
         "heads": [
             {
-                "head": str(Head(*place)),
-                "name": told.name(place),
-                "nearest": told.nearest(place),
-                **_finite(told.descriptions(place)),
-                "references": {name: _finite(told.measures(name, place)) for name in told.references},
+                "head": str(head),
+                "name": told.name(head),
+                "nearest": told.nearest(head),
+                **_finite(told.descriptions(head)),
+                "references": {name: _finite(told.measures(name, head)) for name in told.references},
             }
-            for place in told.heads
+            for head in told.heads
         ],
     }
 
@@ -194,10 +198,10 @@ def as_csv(told: HeadReport) -> str:
     columns = ("head", "name", "nearest", *DESCRIPTIONS, "reference", *MEASURES, "percentile")
     writer: csv.DictWriter[str] = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    for place in told.heads:
-        common = {"head": str(Head(*place)), "name": told.name(place), "nearest": told.nearest(place)}
+    for head in told.heads:
+        common = {"head": str(head), "name": told.name(head), "nearest": told.nearest(head)}
         for reference in told.references:
-            numbers = {**told.descriptions(place), **told.measures(reference, place)}
+            numbers = {**told.descriptions(head), **told.measures(reference, head)}
             writer.writerow({**common, "reference": reference, **_finite(numbers)})
     return text.getvalue()
 

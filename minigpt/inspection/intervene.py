@@ -18,18 +18,18 @@ from tqdm import tqdm
 
 from minigpt.errors import UserError
 from minigpt.inspection.capture import Change, attention_maps, looking
-from minigpt.inspection.compare import Closeness, closeness, pooled
+from minigpt.inspection.compare import Closeness, Floats, closeness, pooled
 from minigpt.inspection.heads import Head, parse_head
 from minigpt.inspection.patterns import Reference
 from minigpt.model import GPT
 
 PASS_TOKENS = 2048  # in one pass: its attention weights are all in memory at once
 DRAWS = 2000  # resamplings of a bootstrap
+FEWEST = 5  # sequences: of fewer, resampling tells a far too narrow interval
 
 Method = Literal["zero", "mean", "resample"]
 Group = tuple[Head, ...]
 """Heads that are taken out together."""
-Numbers = NDArray[np.float64]
 Item = TypeVar("Item")
 
 
@@ -50,7 +50,7 @@ def sequence_losses(
     *,
     attention: Mapping[Head, Replacement] | None = None,
     results: Mapping[Head, Replacement] | None = None,
-) -> Numbers:
+) -> Floats:
     """Mean loss of each of N sequences, (N, T) → (N,), in nats a token.
 
     Args:
@@ -123,7 +123,7 @@ def forced_by(reference: Reference, tokens: NDArray[np.int64]) -> Replacement:
 
 def losses_under(
     model: GPT, tokens: NDArray[np.int64], forced: Iterable[tuple[Head, Reference]]
-) -> dict[tuple[Head, str], Numbers]:
+) -> dict[tuple[Head, str], Floats]:
     """The loss of each sequence, (N,), when one head attends as one reference says, by head and reference's name."""
     drawn: dict[str, Replacement] = {}
     losses = {}
@@ -175,7 +175,7 @@ def ablate(
     *,
     method: Method = "mean",
     seed: int = 0,
-) -> dict[Group, Numbers]:
+) -> dict[Group, Floats]:
     """The loss of each sequence, (N,), when the heads of a group are taken out together.
 
     Raises:
@@ -185,7 +185,7 @@ def ablate(
     return {group: sequence_losses(model, tokens, results={head: instead[head] for head in group}) for group in groups}
 
 
-def pair_excess(changes: Mapping[Group, Numbers]) -> dict[Group, Numbers]:
+def pair_excess(changes: Mapping[Group, Floats]) -> dict[Group, Floats]:
     """What each pair among the groups costs beyond the sum of its heads' own costs.
 
     Above 0 where either head can stand in for the other, so that one alone seems to matter little.
@@ -205,14 +205,14 @@ def derangement(count: int, seed: int) -> NDArray[np.int64]:
 
 
 class Interval(NamedTuple):
-    """A mean over sequences, and where it would likely fall with other sequences of the kind; NaN from one alone."""
+    """A mean over sequences, and where it would likely fall with other sequences of the kind; NaN from too few."""
 
     mean: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        around = "(one sequence)" if math.isnan(self.low) else f"[{self.low:+.4f}, {self.high:+.4f}]"
+        around = "(too few sequences)" if math.isnan(self.low) else f"[{self.low:+.4f}, {self.high:+.4f}]"
         return f"{self.mean:+8.4f}  {around}"
 
     def to_dict(self) -> dict[str, float | None]:
@@ -220,10 +220,10 @@ class Interval(NamedTuple):
         return {name: None if math.isnan(value) else value for name, value in self._asdict().items()}
 
 
-def bootstrap(values: Numbers | Sequence[float], *, level: float = 0.95, seed: int = 0) -> Interval:
-    """Percentile interval of the mean of N values, drawn anew with replacement (Efron 1979)."""
+def bootstrap(values: Floats | Sequence[float], *, level: float = 0.95, seed: int = 0) -> Interval:
+    """Percentile interval of the mean of ``FEWEST`` values or more, drawn anew with replacement (Efron 1979)."""
     values = np.asarray(values, dtype=np.float64)
-    if len(values) < 2:
+    if len(values) < FEWEST:
         return Interval(float(values.mean()), np.nan, np.nan)
     picks = np.random.default_rng(seed).integers(len(values), size=(DRAWS, len(values)))
     low, high = np.quantile(values[picks].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
@@ -232,13 +232,20 @@ def bootstrap(values: Numbers | Sequence[float], *, level: float = 0.95, seed: i
 
 # ── what the commands share ────────────────────────────────────────────────────────────────────────────────────
 
-HEADING = "{run}, step {step}\n{sequences} sequences of {length} tokens, loss {loss:.4f} nats a token"
 
-
-def facts(run: Path, step: int, tokens: NDArray[np.int64], losses: Numbers) -> dict[str, str | int | float]:
+def facts(run: Path, step: int, tokens: NDArray[np.int64], losses: Floats) -> dict[str, str | int | float]:
     """What was read, and the loss of the model as it is."""
     count, length = tokens.shape
     return {"run": str(run), "step": step, "sequences": count, "length": length, "loss": float(losses.mean())}
+
+
+def heading(run: Path, step: int, what: str, losses: Floats) -> str:
+    """The same, and whether it is enough for intervals, in words; ``what`` are those of the sequences."""
+    lines = [f"{run}, step {step}"]
+    lines.append(f"{what}, loss {losses.mean():.4f} nats a token")
+    if len(losses) < FEWEST:
+        lines.append(f"fewer than {FEWEST} sequences do not tell how sure a change is; read more for intervals")
+    return "\n".join(lines)
 
 
 def watched(items: Collection[Item]) -> Iterator[Item]:

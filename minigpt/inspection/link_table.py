@@ -1,17 +1,16 @@
 """The link table: how much each head moves along links of each kind, against nulls, and whether it matters."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.errors import UserError
-from minigpt.inspection.dropping import LEAST_LEFT, MATCHED, Heads, Outcome, drop
+from minigpt.inspection.compare import Floats
+from minigpt.inspection.dropping import Heads, Outcome, drop
 from minigpt.inspection.heads import Head
-from minigpt.inspection.links import Floats, LinkedText, Masses, link_masses, windows
-from minigpt.inspection.nulls import fresh_network
-from minigpt.inspection.subject import Subject
+from minigpt.inspection.links import LinkedText, Masses, link_masses, windows
 from minigpt.model import GPT
 
 OVERALL = "overall"  # all kinds together
@@ -53,14 +52,20 @@ class Effect:
 
 @dataclass(frozen=True)
 class DropRow:
-    """What dropping the cause's tokens from the predicting rows does, in some heads, for the links of one kind."""
+    """What dropping the cause's tokens from the predicting rows does, in some heads, for the links of one kind.
+
+    A link is compared with the control if all its rows are; ``dropping`` tells what a row is, and why.
+    """
 
     kind: str
     heads: str
     links: int
     mass: float  # dropped, the mean over these heads
     nothing_left: int  # links left out: a row had no other weight
-    unmatched: int  # links left out: the control could not remove enough elsewhere
+    unmatched: int  # links left out: from a row the control could not remove enough elsewhere
+    rows: int
+    rows_nothing_left: int
+    rows_unmatched: int
     first: Effect  # on the word's first token
     word: Effect  # on all its tokens
     without_control: Effect  # on its first token, for the unmatched links too
@@ -82,14 +87,14 @@ class LinkTable:
 
 
 def link_table(
-    model: GPT, texts: Iterable[LinkedText], *, fresh: Iterable[GPT] = (), all_heads: bool = False
+    model: GPT, texts: Iterable[LinkedText], *, fresh: Floats | None = None, all_heads: bool = False
 ) -> LinkTable:
     """Read texts with known links, then drop each link in its kind's strongest head and in all heads at once.
 
     Args:
         model: in evaluation mode.
         texts: of any length, tales or other: each is cut into windows that fit the context.
-        fresh: the same network with other first weights, as a null.
+        fresh: ``Masses.first`` of networks with other first weights on the windows of the texts, as a null; or none.
         all_heads: drop the links in every single head instead of the strongest.
 
     Raises:
@@ -99,8 +104,7 @@ def link_table(
     if not read:
         raise UserError(f"no link fits the model's context of {model.config.context_length} tokens; take a longer one")
     masses = link_masses(model, read)
-    nulls = [link_masses(network, read).first for network in fresh]
-    null = np.stack(nulls) if nulls else np.full((1, *masses.first.shape), np.nan)
+    null = np.full((1, *masses.first.shape), np.nan) if fresh is None or not len(fresh) else fresh
     members = _members(masses.kinds)
     selections = _selections(masses, members, all_heads=all_heads)
     outcomes = drop(model, read, selections)
@@ -114,13 +118,6 @@ def link_table(
             for kind, chosen in members.items()
         ),
     )
-
-
-def fresh_networks(subject: Subject, count: int) -> Iterator[GPT]:
-    """Networks like the subject's with first weights of other seeds."""
-    first = subject.checkpoint.config.run.seed + 1
-    for seed in range(first, first + count):
-        yield fresh_network(subject.model.config, subject.model.vocab_size, seed)
 
 
 # ── rows ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -178,8 +175,8 @@ def _mass_rows(kind: str, chosen: Mask, masses: Masses, null: Floats) -> list[Ma
 
 
 def _drop_row(kind: str, heads: str, outcome: Outcome, chosen: Mask) -> DropRow:
-    left = chosen & (outcome.dropped_left >= LEAST_LEFT)
-    matched = left & (outcome.matched >= MATCHED) & (outcome.control_left >= LEAST_LEFT)
+    left = chosen & (outcome.nothing_left == 0)
+    matched = left & (outcome.unmatched == 0)
     return DropRow(
         kind=kind,
         heads=heads,
@@ -187,6 +184,9 @@ def _drop_row(kind: str, heads: str, outcome: Outcome, chosen: Mask) -> DropRow:
         mass=float(outcome.mass[chosen].mean()),
         nothing_left=int((chosen & ~left).sum()),
         unmatched=int((left & ~matched).sum()),
+        rows=int(outcome.rows[chosen].sum()),
+        rows_nothing_left=int(outcome.nothing_left[chosen].sum()),
+        rows_unmatched=int(outcome.unmatched[chosen].sum()),
         first=_effect(outcome.first[matched]),
         word=_effect(outcome.word[matched]),
         without_control=_effect(np.where([True, True, False], outcome.first[left], np.nan)),

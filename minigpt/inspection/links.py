@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from minigpt.inspection.capture import looking
+from minigpt.inspection.compare import Floats
 from minigpt.inspection.words import byte_place, byte_spans, tokens_over
 from minigpt.model import GPT
 from minigpt.tasks.tales import Story
 from minigpt.tokenizer import END, Tokenizer
 
 BATCH_TOKENS = 3_000  # a pass reads about so many: small enough for the processor's caches
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

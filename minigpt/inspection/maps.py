@@ -1,6 +1,7 @@
 """Attention maps made elsewhere, and the tokens they are of, from files; everything in them is checked."""
 
 import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ def read_foreign_maps(path: Path) -> ForeignMaps:
         raise UserError(f"{path}: has shape {maps.shape}; must be layers x heads x T x T, T at least 2")
     if maps.dtype.kind not in "fiu":
         raise UserError(f"{path}: holds {maps.dtype}, not numbers")
-    maps = maps.astype(np.float32)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is told with its place
+        maps = maps.astype(np.float32)
     _check(path, maps)
     return ForeignMaps(maps, causal=not np.triu(maps, 1).any())
 
@@ -102,13 +104,20 @@ def _read_pt(path: Path) -> Any:
     import torch
 
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)  # executes nothing of the file
-    except Exception as error:  # what a file that is none raises differs with what is wrong in it
-        reason = str(error).partition("\n")[0][:200]
-        raise _Unreadable(f"not a .pt file of tensors alone ({reason})") from None
+        with warnings.catch_warnings(action="ignore"):  # of its format: it is read or refused
+            found = torch.load(path, map_location="cpu", weights_only=True)  # executes nothing of the file
+    except OSError:
+        raise
+    except Exception:  # what a file that is none raises differs with what is wrong in it
+        raise _Unreadable("not a .pt file of tensors alone, as torch.save(maps, FILE) writes it") from None
     tensors = list(found) if isinstance(found, list | tuple) else [found]
-    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+    if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         raise _Unreadable("must hold one tensor, or a list of one tensor a layer")
+    for tensor in tensors:
+        if tensor.dtype is torch.bool or tensor.is_complex() or tensor.is_quantized:
+            raise _Unreadable(f"holds {str(tensor.dtype).removeprefix('torch.')}, not numbers")
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
+            raise _Unreadable("holds a sparse tensor or one without numbers; save maps.to_dense()")
     arrays = [tensor.detach().float().numpy() for tensor in tensors]
     return np.stack(arrays) if isinstance(found, list | tuple) else arrays[0]
 

@@ -41,6 +41,11 @@ class FreshNetworks:
         heads = self.config.n_layer * self.config.n_head
         return range(self.run_seed + 1, self.run_seed + 1 + max(FEWEST_SEEDS, -(-FEWEST_HEADS // heads)))
 
+    @property
+    def heads(self) -> int:
+        """How many all of them have."""
+        return len(self.seeds) * self.config.n_layer * self.config.n_head
+
     def key(self) -> dict[str, Any]:
         """All that their maps depend on, as plain values."""
         return {
@@ -101,7 +106,7 @@ def kept_nulls(
     """
     key = fresh.key()
     name = f"null-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}.json"
-    kept = _read(folder / name, key) if folder else {}
+    kept = _read(folder / name, key, fresh.heads) if folder else {}
     digests = {
         reference: _digest(*(pattern.weights for pattern in patterns)) for reference, patterns in references.items()
     }
@@ -119,15 +124,20 @@ def kept_nulls(
 # ── the file ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _read(path: Path, key: Mapping[str, Any]) -> dict[str, Null]:
-    """Digest of a reference → its null; nothing if the file is not there, damaged or of something else."""
+def _read(path: Path, key: Mapping[str, Any], heads: int) -> dict[str, Null]:
+    """Digest of a reference → its null; what is damaged or of something else is as if it were not there."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["depends_on"] != key:
             return {}
-        return {digest: Null(np.array(values, np.float64)) for digest, values in content["total_variation"].items()}
+        found = {digest: np.array(values, np.float64) for digest, values in content["total_variation"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
+    return {
+        digest: Null(values)
+        for digest, values in found.items()
+        if values.shape == (heads,) and values[0] >= 0 and values[-1] <= 1.001 and (np.diff(values) >= 0).all()
+    }
 
 
 def _write(path: Path, key: Mapping[str, Any], nulls: Mapping[str, Null]) -> None:

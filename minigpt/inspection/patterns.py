@@ -6,7 +6,7 @@ heads agree there with everything.
 """
 
 import json
-import math
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +23,9 @@ BRACKETS = {")": "(", "]": "[", "}": "{", "）": "（", "］": "［", "」": "�
 NAMES = (
     "uniform", "previous", "first", "self", "window:W", "duplicate", "induction", "punctuation", "brackets",
 )  # fmt: skip
+
+HEAVIEST = 1e100  # weight in a file: the sum of a row of them is still a number
+LONGEST = 10**9  # tokens: wider windows and later rows are mistakes
 
 Tokens = NDArray[np.integer[Any]]
 Link = tuple[int, Sequence[int]]
@@ -72,8 +75,8 @@ def parse_reference(text: str, tokenizer: Vocabulary | None) -> Reference:
         return Reference(text, _BY_POSITION[text])
     name, colon, width = text.partition(":")
     if name == "window" and colon:
-        if not (width.isascii() and width.isdigit() and int(width)):
-            raise UserError(f"{text}: the width of a window is a whole number, at least 1, as in window:4")
+        if not re.fullmatch("0*[1-9][0-9]{0,8}", width):
+            raise UserError(f"{text}: the width of a window is a whole number from 1 to {LONGEST - 1}, as in window:4")
         return Reference(f"window:{int(width)}", lambda tokens: window(tokens, int(width)))
     if text in _BY_IDENTITY:
         return Reference(text, _BY_IDENTITY[text], reads_tokens=True)
@@ -199,7 +202,7 @@ def read_reference(path: Path) -> Reference:
     if not found:
         raise UserError(
             f"{path}: must be a T x T matrix of weights, 0 above the diagonal, or a list of pairs [query, key] or "
-            "[query, key, weight] with whole numbers, key <= query, and weight > 0"
+            f"[query, key, weight] with whole numbers, key <= query < {LONGEST:g}, and 0 < weight <= {HEAVIEST:g}"
         )
     if found == ["pairs"]:
         return _pairs_reference(str(path), [(pair[0], pair[1], (*pair, 1.0)[2]) for pair in content])
@@ -242,11 +245,11 @@ def _is_pairs(content: Any) -> bool:
 def _is_pair(pair: Any) -> bool:
     if not isinstance(pair, list) or len(pair) not in (2, 3) or not all(type(place) is int for place in pair[:2]):
         return False
-    return 0 <= pair[1] <= pair[0] and all(_is_share(weight) and weight > 0 for weight in pair[2:])
+    return 0 <= pair[1] <= pair[0] < LONGEST and all(_is_share(weight) and weight > 0 for weight in pair[2:])
 
 
 def _is_share(weight: Any) -> bool:
-    return type(weight) in (int, float) and math.isfinite(weight) and weight >= 0
+    return type(weight) in (int, float) and 0 <= weight <= HEAVIEST
 
 
 # ── small parts ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,20 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from minigpt.errors import UserError
 from minigpt.inspection.capture import attention_maps
+from minigpt.inspection.compare import Floats
 from minigpt.inspection.subject import Subject
 from minigpt.inspection.words import Word, pool, words_of
 from minigpt.reading import normalise_newlines
 from minigpt.tokenizer import END
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Reading:
     """What a model did with a sentence. The first word is END, as at the start of every document."""
 
     words: tuple[Word, ...]
-    maps: Array  # (L, H, W, W), rows sum to 1
+    maps: Floats  # (L, H, W, W), rows sum to 1
 
     @property
     def texts(self) -> list[str]:
@@ -65,7 +63,7 @@ def aligned(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]
     return [(block.a + step, block.b + step) for block in blocks for step in range(block.size)]
 
 
-def difference(first: Array, second: Array, pairs: Sequence[tuple[int, int]]) -> Array:
+def difference(first: Floats, second: Floats, pairs: Sequence[tuple[int, int]]) -> Floats:
     """Second map minus first, over P aligned words: (..., W, W), (..., W′, W′) → (..., P, P + 1).
 
     The last column is all words that are not aligned; each row sums to 0.
@@ -79,7 +77,7 @@ def difference(first: Array, second: Array, pairs: Sequence[tuple[int, int]]) ->
     return parts[1] - parts[0]
 
 
-def total_variation(differences: Array) -> Array:
+def total_variation(differences: Floats) -> Floats:
     """Half the sum of the absolute differences of each row, the mean over rows: (..., P, N) → (...)."""
     return np.abs(differences).sum(axis=-1).mean(axis=-1) / 2
 
@@ -143,13 +141,13 @@ class ReferenceRow:
     name: str
     words: tuple[str, ...]
     query: str
-    weights: Array  # (n,)
+    weights: Floats  # (n,)
 
 
 class Null(NamedTuple):
     """A row that prefers nothing: how near to the published one it is all the same."""
 
-    weights: Array  # (n,)
+    weights: Floats  # (n,)
     distance: float
     order: float
 
@@ -161,10 +159,10 @@ class RowComparison:
     Of equal tokens, words of many receive more; so do those of a head that has learned nothing.
     """
 
-    rows: Array  # (L, H, n), each renormalised to sum to 1
-    removed: Array  # (L, H): mass on other places, removed before
-    distance: Array  # (L, H): total variation
-    order: Array  # (L, H)
+    rows: Floats  # (L, H, n), each renormalised to sum to 1
+    removed: Floats  # (L, H): mass on other places, removed before
+    distance: Floats  # (L, H): total variation
+    order: Floats  # (L, H)
     equal_words: Null
     equal_tokens: Null
 
@@ -197,7 +195,7 @@ def compare_row(subject: Subject, reference: ReferenceRow) -> RowComparison:
     rows = row / kept[..., None]
     tokens = np.array([word.end - word.start for word in reading.words[1 : 1 + count]])
 
-    def null(weights: Array) -> Null:
+    def null(weights: Floats) -> Null:
         return Null(weights, float(_distance(weights, reference)), float(same_order(weights, reference.weights)))
 
     return RowComparison(
@@ -210,12 +208,12 @@ def compare_row(subject: Subject, reference: ReferenceRow) -> RowComparison:
     )
 
 
-def _distance(rows: Array, reference: ReferenceRow) -> Array:
+def _distance(rows: Floats, reference: ReferenceRow) -> Floats:
     """Total variation: (..., n) → (...)."""
     return np.abs(rows - reference.weights).sum(axis=-1) / 2
 
 
-def same_order(rows: Array, weights: Array) -> Array:
+def same_order(rows: Floats, weights: Floats) -> Floats:
     """Share of the pairs of places whose order is that of ``weights`` (n,), ties counting half: (..., n) → (...)."""
     first, second = np.triu_indices(len(weights), 1)
     ours, theirs = (np.sign(part[..., first] - part[..., second]) for part in (rows, weights))

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.cli import unescape
+from minigpt.console import counted
 from minigpt.corpus import held_back, open_corpus
 from minigpt.errors import UserError
 from minigpt.reading import normalise_newlines, whole_text
-from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
+from minigpt.tokenizer import END, Tokenizer, tokenizer_from_dict
 from minigpt.unseen import encoded
 
 if TYPE_CHECKING:
@@ -46,9 +47,15 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 def add_text_arguments(parser: argparse.ArgumentParser, *, sequences: int = SEQUENCES) -> None:
     """What the model reads; ``sequences`` is how many windows unless asked otherwise."""
     text = parser.add_mutually_exclusive_group()
-    text.add_argument("--text", metavar="TEXT", help="one text to read")
-    text.add_argument("--file", type=Path, metavar="PATH", help="read windows of this file")
-    text.add_argument("--source", default="val", choices=["val", "test"], help="part of the run's text (default: val)")
+    text.add_argument("--text", metavar="TEXT", help="one text to read, with <|end|> in front")
+    text.add_argument("--file", type=Path, metavar="FILE", help="read windows of this file")
+    text.add_argument(
+        "--source",
+        default="val",
+        choices=["val", "test"],
+        metavar="PART",
+        help="val or test part of the run's text (default: val)",
+    )
     parser.add_argument(
         "--sequences", type=int, default=sequences, metavar="N", help=f"windows to read (default: {sequences})"
     )
@@ -77,6 +84,8 @@ def load_subject(run: Path, which: str = "best", *, unseen: str | None = None) -
 def sequences(subject: Subject, options: argparse.Namespace) -> NDArray[np.int64]:
     """What the options ask to read, as tokens (N, T): one text, or windows spread evenly over a file or part.
 
+    A text is read with END in front, as every document begins.
+
     Raises:
         UserError: for numbers that make no sense, text that can't be read, and less than two tokens.
     """
@@ -90,12 +99,18 @@ def sequences(subject: Subject, options: argparse.Namespace) -> NDArray[np.int64
         raise UserError(f"{name}: {len(tokens)} tokens; at least 2 are needed")
     if options.text is not None:
         if len(tokens) > length:
-            say(f"the text has {len(tokens)} tokens: only the first {length} are read")
+            say(f"the text has {len(tokens)} tokens with its <|end|>: only the first {length} are read")
         return tokens[None, :length].astype(np.int64)
     length = min(length, len(tokens))
     count = min(options.sequences, len(tokens) // length)
     starts = np.linspace(0, len(tokens) - length, count).astype(np.int64)
     return tokens[starts[:, None] + np.arange(length)].astype(np.int64)
+
+
+def told(tokens: NDArray[np.int64], options: argparse.Namespace) -> str:
+    """What was read, in words."""
+    front = ", <|end|> in front" if options.text is not None else ""
+    return f"{counted(len(tokens), 'sequence')} of {tokens.shape[1]} tokens{front}"
 
 
 def say(sentence: str) -> None:
@@ -106,7 +121,8 @@ def say(sentence: str) -> None:
 def _tokens(subject: Subject, options: argparse.Namespace) -> tuple[NDArray[Any], str]:
     data = subject.checkpoint.config.data
     if options.text is not None:
-        return encoded(subject.tokenizer, normalise_newlines(unescape(options.text)), say), "--text"
+        text = encoded(subject.tokenizer, normalise_newlines(unescape(options.text)), say)
+        return np.concatenate([[END], text]), "--text with <|end|> in front"
     if options.file:
         return encoded(subject.tokenizer, whole_text(options.file, data, say), say), str(options.file)
     corpus = open_corpus(

@@ -1,6 +1,6 @@
 """Tables between words as text, some side by side."""
 
-from unicodedata import east_asian_width
+from minigpt.inspection.labels import filled
 
 WIDTH, LABEL, GAP = 80, 14, "  "
 
@@ -28,22 +28,8 @@ def side_by_side(labels: list[str], columns: list[str], steps: list[int], cells:
             line.append(pieces.pop(0))
             used += len(GAP) + len(line[-1][0])
         rows = zip(["", "", *labels], *line, strict=True)
-        found += [(shortened(label) + GAP.join(parts)).rstrip() for label, *parts in rows]
+        found += [(filled(" ".join(label.split("\n")), LABEL) + GAP.join(parts)).rstrip() for label, *parts in rows]
     return found
-
-
-def shortened(label: str) -> str:
-    """A label cut to its column, and filled up to it; wide characters take two places."""
-    label = " ".join(label.split("\n"))
-
-    def width(text: str) -> int:
-        return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
-
-    if width(label) >= LABEL:
-        while width(label) > LABEL - 4:
-            label = label[:-1]
-        label += "..."
-    return label + " " * (LABEL - width(label))
 
 
 def signed(number: float) -> str:

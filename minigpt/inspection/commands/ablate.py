@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from minigpt.errors import UserError
-from minigpt.inspection.subject import add_run_arguments, add_text_arguments, load_subject, sequences
+from minigpt.inspection.subject import add_run_arguments, add_text_arguments, load_subject, sequences, told
 
 if TYPE_CHECKING:
     from minigpt.inspection.intervene import Group, Interval
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    from minigpt.inspection.intervene import HEADING, ablate, bootstrap, facts, pair_excess, sequence_losses, watched
+    from minigpt.inspection.intervene import ablate, bootstrap, facts, heading, pair_excess, sequence_losses, watched
 
     subject = load_subject(options.run, options.which, unseen=options.unseen)
     groups = chosen_groups(subject.model, options)
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(answer | {"effects": as_rows(effects, beyond)}))
         return 0
-    print(HEADING.format_map(answer))
+    print(heading(options.run, subject.checkpoint.step, told(tokens, options), before))
     print(f"method {options.method}: a head taken out gives {GIVEN[options.method]}\n")
     if options.all_but:
         print(f"all but {' '.join(options.all_but)}: {next(iter(effects.values()))}")

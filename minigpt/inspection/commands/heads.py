@@ -1,12 +1,16 @@
-"""Hold every head against fixed patterns: how near it is, and whether chance would be as near.
+"""Hold every head against fixed patterns: how near it is, and whether chance
+would be as near.
 
-References: uniform, previous, first, self, window:W (the last W tokens), duplicate (earlier places of the row's
-token), induction (what followed them), punctuation (all marks so far), brackets (the innermost open one), or a
-JSON file: a T x T matrix of weights, or a list of [query, key] or [query, key, weight].
+References: uniform, previous, first, self, window:W (the last W tokens),
+duplicate (earlier places of the row's token), induction (what followed them),
+punctuation (all marks so far), brackets (the innermost open one), or a JSON
+file: a T x T matrix of weights, or a list of [query, key] or [query, key,
+weight]. Rows and keys are tokens, counted from 0; --text begins with <|end|>.
 
-A head is named after the nearest reference if its total variation from it is at most 0.5 and smaller than that of
-99 in 100 heads of the same network before training (uniform: at most 0.1); all others are "none".
-Weights tell where information is moved from, not what it does there: see the part "replace".
+A head is named after the nearest reference if its total variation from it is at
+most 0.5 and smaller than that of 99 in 100 heads of the same network before
+training (uniform: at most 0.1); all others are "none". Weights tell where
+information is moved from, not what it does there: see the part "replace".
 """
 
 import argparse
@@ -22,11 +26,11 @@ import numpy as np
 from minigpt.checkpoint import write_whole
 from minigpt.errors import UserError
 from minigpt.inspection.compare import Closeness, Maps, Null, closeness, describe, pooled
-from minigpt.inspection.head_report import HeadReport, Place, as_csv, as_json, as_text
-from minigpt.inspection.heads import Head
+from minigpt.inspection.head_report import HeadReport, as_csv, as_json, as_text
+from minigpt.inspection.heads import Head, parse_head
 from minigpt.inspection.maps import read_foreign_maps, read_foreign_tokens
 from minigpt.inspection.patterns import Pattern, Reference, Tokens, Vocabulary, parse_reference
-from minigpt.inspection.subject import add_text_arguments, load_subject, sequences
+from minigpt.inspection.subject import add_text_arguments, load_subject, sequences, told
 
 DEFAULT = ("uniform", "previous", "first", "self", "induction")
 
@@ -43,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--full", action="store_true", help="one more table for each reference")
     parser.add_argument("--json", action="store_true", help="all numbers as one object")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write all numbers, a row for each head and reference")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write all numbers, a row a head and reference")
     parser.add_argument("--head", metavar="L1H2", help="only this head")
     parser.add_argument(
         "--max-tv", type=float, metavar="X", help="with --head and one --ref: exit 1 if farther than this"
@@ -54,24 +58,25 @@ def run(options: argparse.Namespace) -> int:
     """Read, compare, and tell."""
     _check_options(options)
     material = _foreign(options) if options.maps else _of_run(options)
-    references = _references(options.ref or DEFAULT, material)
+    references = _references(options.ref, material)
     heads = _heads(options.head, material)
     if options.max_tv is not None:
         return _judge(heads[0], references[0], material, options)
     patterns = {reference.name: material.patterns(reference) for reference in references}
-    told = HeadReport(
+    report = HeadReport(
         references={name: _compare(material.maps, drawn) for name, drawn in patterns.items()},
         nulls=material.nulls(patterns),
         description=describe(material.maps, causal=material.causal),
         about=material.about,
         heads=heads,
+        title=material.title,
     )
-    for name, close in told.references.items():
+    for name, close in report.references.items():
         if not close.rows:
             print(f"{name}: is defined in no row of what was read", file=sys.stderr)
     if options.csv:
-        write_whole(options.csv, as_csv(told).encode())
-    print(json.dumps(as_json(told)) if options.json else as_text(told, full=options.full))
+        write_whole(options.csv, as_csv(report).encode())
+    print(json.dumps(as_json(report)) if options.json else as_text(report, full=options.full))
     return 0
 
 
@@ -84,6 +89,7 @@ class Material:
     tokens: Tokens | None  # (N, T); None if they are not known
     vocabulary: Vocabulary | None
     about: Mapping[str, Any]
+    title: str  # the same in words
     chance: Callable[[Mapping[str, Sequence[Pattern]]], dict[str, Null]] | None
     """Patterns of each reference → its null; None if the network is not known."""
 
@@ -121,6 +127,7 @@ def _of_run(options: argparse.Namespace) -> Material:
             "texts": len(tokens),
             "length": tokens.shape[1],
         },
+        title=f"{options.run}, step {subject.checkpoint.step}: {told(tokens, options)}",
         chance=lambda patterns: kept_nulls(fresh, patterns, folder),
     )
 
@@ -138,24 +145,23 @@ def _foreign(options: argparse.Namespace) -> Material:
         tokens=tokens.ids[None] if tokens else None,
         vocabulary=tokens if tokens and tokens.texts else None,
         about={"maps": str(options.maps), "causal": found.causal, "texts": 1, "length": length},
+        title=f"{options.maps}: 1 sequence of {length} tokens",
         chance=None,
     )
 
 
-def _references(names: Sequence[str], material: Material) -> list[Reference]:
+def _references(names: Sequence[str] | None, material: Material) -> list[Reference]:
     """Each reference once; by default without those that need tokens that are not known."""
-    found = [parse_reference(name, material.vocabulary) for name in names]
-    if names is DEFAULT and material.tokens is None:
+    found = [parse_reference(name, material.vocabulary) for name in names or DEFAULT]
+    if not names and material.tokens is None:
         found = [reference for reference in found if not reference.reads_tokens]
     return list({reference.name: reference for reference in found}.values())
 
 
-def _heads(name: str | None, material: Material) -> list[Place]:
+def _heads(name: str | None, material: Material) -> list[Head]:
     n_layer, n_head = material.maps.shape[1:3]
     if name is None:
-        return [(layer, head) for layer in range(n_layer) for head in range(n_head)]
-    from minigpt.inspection.heads import parse_head
-
+        return [Head(layer, head) for layer in range(n_layer) for head in range(n_head)]
     return [parse_head(name, n_layer, n_head)]
 
 
@@ -163,7 +169,7 @@ def _compare(maps: Maps, patterns: Sequence[Pattern]) -> Closeness:
     return pooled([closeness(of_text, pattern) for of_text, pattern in zip(maps, patterns, strict=True)])
 
 
-def _judge(head: Place, reference: Reference, material: Material, options: argparse.Namespace) -> int:
+def _judge(head: Head, reference: Reference, material: Material, options: argparse.Namespace) -> int:
     """Whether the head is near enough to the reference: 0, or 1 if not."""
     close = _compare(material.maps, material.patterns(reference))
     if not close.rows:
@@ -171,9 +177,9 @@ def _judge(head: Place, reference: Reference, material: Material, options: argpa
     distance, most = float(close.total_variation[head]), options.max_tv
     holds = distance <= most
     if options.json:
-        verdict = {"head": str(Head(*head)), "reference": reference.name, "total_variation": distance, "max_tv": most}
+        verdict = {"head": str(head), "reference": reference.name, "total_variation": distance, "max_tv": most}
         print(json.dumps({**material.about, **verdict, "holds": holds}))
-    sentence = f"{Head(*head)}: total variation {distance:.4f} from {reference.name}, "
+    sentence = f"{head}: total variation {distance:.4f} from {reference.name}, "
     sentence += f"{'at most' if holds else 'above'} {most:g}"
     print(sentence, file=sys.stderr if options.json or not holds else sys.stdout)
     return 0 if holds else 1
@@ -186,6 +192,10 @@ def _check_options(options: argparse.Namespace) -> None:
         raise UserError("--tokens: belongs to --maps; what a run reads is given by --text, --file or --source")
     if options.maps and (options.text is not None or options.file):
         raise UserError("--maps: these are maps of a text already; give its tokens by --tokens FILE")
+    if options.csv and options.csv.is_dir():
+        raise UserError(f"--csv {options.csv}: is a folder; name a file in it")
+    if options.csv and not options.csv.parent.is_dir():
+        raise UserError(f"--csv {options.csv}: there is no folder {options.csv.parent}; make it first")
     if options.max_tv is not None:
         if not (options.head and options.ref and len(options.ref) == 1):
             raise UserError("--max-tv: name the head and one reference, as in --head L1H2 --ref previous --max-tv 0.2")

@@ -14,9 +14,12 @@ later word: the weight on the earlier word's tokens, their sum.
 
 Does it matter? The earlier word is dropped from the rows that predict the later
 one, and the rest of each row scaled up to 1. The control removes as much weight
-from the heaviest other words. Links where it could not find 80 % of that are
-left out on the right, and counted only on the left, where the drop stands
-alone. A word that stands in the story twice can still be read from the other
+from the heaviest other words. A link is compared with it if it found 80 % of
+that in every row of every head that is changed; others are left out on the
+right, and told on the left, where the drop stands alone. Links with a row that
+has nothing else are left out of both. The last table counts such rows and
+links. (To leave out the rows alone would spare just the heads that carry the
+link.) A word that stands in the story twice can still be read from the other
 place.
 
   compare_attention.py links runs/tales
@@ -55,8 +58,9 @@ def run(options: argparse.Namespace) -> int:
     for name, least in (("stories", 1), ("fresh", 0)):
         if getattr(options, name) < least:
             raise UserError(f"--{name} = {getattr(options, name)}: must be at least {least}")
-    from minigpt.inspection.link_table import fresh_networks, link_table
-    from minigpt.inspection.links import linked_story
+    from minigpt.inspection.link_nulls import fresh_masses
+    from minigpt.inspection.link_table import link_table
+    from minigpt.inspection.links import linked_story, windows
     from minigpt.tasks.judge import SEED
     from minigpt.tasks.tales import held_out_stories
 
@@ -64,7 +68,9 @@ def run(options: argparse.Namespace) -> int:
     if subject.checkpoint.config.data.source != "tales":
         print("this model has not been trained on the tales it reads here", file=sys.stderr)
     texts = [linked_story(story, subject.tokenizer) for story in held_out_stories(SEED, options.stories)]
-    table = link_table(subject.model, texts, fresh=fresh_networks(subject, options.fresh), all_heads=options.all_heads)
+    folder = options.run / "attention" if options.run.is_dir() else None
+    fresh = fresh_masses(subject, windows(texts, subject.context_length)[0], options.fresh, folder)
+    table = link_table(subject.model, texts, fresh=fresh, all_heads=options.all_heads)
     if options.json:
         print(json.dumps(as_json(subject, options, table), ensure_ascii=False))
     else:
@@ -99,6 +105,10 @@ def lines(subject: Subject, options: argparse.Namespace, table: "LinkTable") -> 
         f"{'kind':<9}{'heads':<10}{'links':>5}{'drop':>8}|{'links':>6}{'before':>7}{'drop':>8}{'control':>9}"
         f"{'drop':>8}{'control':>9}",
         *map(_drop_line, table.drops),
+        "",
+        "left out (a row is that of one head, predicting one token of the word):",
+        f"{'':<19}{'rows':>6}{'nothing left':>13}{'unmatched':>10}|{'links':>6}{'nothing left':>13}{'unmatched':>10}",
+        *map(_left_out_line, table.drops),
     ]
 
 
@@ -133,6 +143,13 @@ def _drop_line(row: "DropRow") -> str:
         f"{_number(first.probability, 7)}{_number(first.probability_drop, 8, '+')}"
         f"{_number(first.probability_control, 9, '+')}{_number(first.loss_drop, 8, '+')}"
         f"{_number(first.loss_control, 9, '+')}"
+    )
+
+
+def _left_out_line(row: "DropRow") -> str:
+    return (
+        f"{row.kind:<9}{row.heads:<10}{row.rows:>6}{row.rows_nothing_left:>13}{row.rows_unmatched:>10}|"
+        f"{row.links:>6}{row.nothing_left:>13}{row.unmatched:>10}"
     )
 
 

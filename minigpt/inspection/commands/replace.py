@@ -1,15 +1,17 @@
 """Force heads to attend exactly as a reference says, and see how the loss changes.
 
-Rows where the reference is not defined keep the head's own attention. With --all
-every head is forced to every reference: closeness beside use.
+Rows where the reference is not defined keep the head's own attention. With
+--all every head is forced to every reference: closeness beside use.
 """
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from minigpt.inspection.subject import add_run_arguments, add_text_arguments, load_subject, sequences
+from minigpt.inspection.labels import shortened
+from minigpt.inspection.subject import add_run_arguments, add_text_arguments, load_subject, sequences, told
 
 if TYPE_CHECKING:
     from minigpt.inspection.compare import Closeness
@@ -47,10 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     from minigpt.inspection.intervene import (
-        HEADING,
         bootstrap,
         closeness_to,
         facts,
+        heading,
         heads_of,
         losses_under,
         sequence_losses,
@@ -72,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(answer | {"effects": as_rows(heads, near, effects)}))
         return 0
-    print(HEADING.format_map(answer) + "\n")
+    print(heading(options.run, subject.checkpoint.step, told(tokens, options), before) + "\n")
     lines = grid(heads, near, effects) if options.all else table(heads, near, effects)
     print("\n".join(line.rstrip() for line in lines))
     print("\n" + "\n".join(LEGEND))
@@ -102,7 +104,7 @@ def table(heads: "Sequence[Head]", near: "Mapping[str, Closeness]", effects: "Ef
     lines = [f"{'head':<8}{'reference':<18}{'rows':>5}{'TV':>8}{'change':>11}  95 % interval"]
     for head in heads:
         for name, close in near.items():
-            start = f"{head!s:<8}{shortened(name, 16):<18}{close.coverage:>5.0%}"
+            start = f"{head!s:<8}{shortened(name, 16, keep_end=True):<18}{close.coverage:>5.0%}"
             if close.rows:
                 lines.append(f"{start}{close.total_variation[head]:>8.3f}   {effects[head, name]}")
             else:
@@ -115,12 +117,13 @@ def grid(heads: "Sequence[Head]", near: "Mapping[str, Closeness]", effects: "Eff
     names, lines = list(near), []
     for start in range(0, len(names), ACROSS):
         shown = names[start : start + ACROSS]
-        lines += ["".join([" " * 6, *(f"  {shortened(name, 12):>12}" for name in shown)])]
+        lines += ["".join([" " * 6, *(f"  {shortened(name, 12, keep_end=True):>12}" for name in shown)])]
         lines += ["".join([f"{'rows':<6}", *(f"{near[name].coverage:>13.0%} " for name in shown)])]
         lines += ["".join([f"{'head':<6}", *["    TV  change "] * len(shown)])]
         lines += ["".join([f"{head!s:<6}", *(cell(head, name, near, effects) for name in shown)]) for head in heads]
         lines += [""]
-    return [*lines, "*: the 95 % interval over the sequences does not hold 0"]
+    starred = any(not math.isnan(change.low) for change in effects.values())
+    return [*lines, "*: the 95 % interval over the sequences does not hold 0"] if starred else lines
 
 
 def cell(head: "Head", name: str, near: "Mapping[str, Closeness]", effects: "Effects") -> str:
@@ -130,8 +133,3 @@ def cell(head: "Head", name: str, near: "Mapping[str, Closeness]", effects: "Eff
     change = effects[head, name]
     star = "*" if change.low > 0 or change.high < 0 else " "
     return f"{near[name].total_variation[head]:>6.2f}{change.mean:>+7.3f}{star}"
-
-
-def shortened(name: str, width: int) -> str:
-    """A path's end tells more than its beginning."""
-    return name if len(name) <= width else "…" + name[1 - width :]

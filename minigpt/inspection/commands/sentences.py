@@ -18,22 +18,24 @@ import argparse
 import json
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minigpt.cli import unescape
 from minigpt.errors import UserError
+from minigpt.inspection.heads import Head, parse_head
+from minigpt.inspection.row_report import reference_lines, row_as_json
 from minigpt.inspection.subject import Subject, load_subject
 from minigpt.inspection.word_tables import WIDTH, side_by_side, signed
 
 if TYPE_CHECKING:
-    from minigpt.inspection.sentences import Array, Reading, ReferenceRow, RowComparison
+    from minigpt.inspection.compare import Floats
+    from minigpt.inspection.sentences import Reading, ReferenceRow, RowComparison
 
 SHOWN = 2  # heads, when none is named
-NEAREST = 8  # heads beside a published row
-MEAN = "mean over all heads"
+Shown = Head | None  # None: the mean over all heads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,26 +74,24 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def chosen_heads(subject: Subject, readings: "list[list[Reading]]", names: list[str]) -> list[str]:
+def chosen_heads(subject: Subject, readings: "list[list[Reading]]", names: list[str]) -> list[Shown]:
     """The named heads; or those whose maps differ most, between the sentences or else the checkpoints, and the mean.
 
     Raises:
         UserError: for a name that is no head of the model.
     """
-    from minigpt.inspection.heads import Head, parse_head
-
     config = subject.model.config
     if names:
-        return [str(parse_head(name, config.n_layer, config.n_head)) for name in names]
+        return [parse_head(name, config.n_layer, config.n_head) for name in names]
     spread = spreads(readings)
     if spread is None:
-        return [MEAN]
+        return [None]
     order = (-spread).ravel().argsort(kind="stable")[:SHOWN]
-    most = [str(Head(*divmod(int(place), config.n_head))) for place in order]
-    return [*most, MEAN] if spread.size > 1 else most
+    most: list[Shown] = [Head(*divmod(int(place), config.n_head)) for place in order]
+    return [*most, None] if spread.size > 1 else most
 
 
-def spreads(readings: "list[list[Reading]]") -> "Array | None":
+def spreads(readings: "list[list[Reading]]") -> "Floats | None":
     """How far each head's maps differ, (L, H): last checkpoint, sentences against the first; or last against first."""
     from minigpt.inspection.sentences import aligned, difference, total_variation
 
@@ -133,17 +133,20 @@ def compared_rows(
             print(f"not held against the published row: {error}", file=sys.stderr)
 
 
-def weights_of(reading: "Reading", head: str) -> "Array":
+def weights_of(reading: "Reading", head: Shown) -> "Floats":
     """The map (W, W) of a head, or the mean over all."""
-    from minigpt.inspection.heads import parse_head
+    return reading.maps[head] if head else reading.maps.mean(axis=(0, 1))
 
-    return reading.maps.mean(axis=(0, 1)) if head == MEAN else reading.maps[parse_head(head, *reading.maps.shape[:2])]
+
+def name_of(head: Shown) -> str:
+    """In words."""
+    return str(head) if head else "mean over all heads"
 
 
 # ── text ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def head_lines(head: str, steps: list[int], readings: "list[list[Reading]]") -> list[str]:
+def head_lines(head: Shown, steps: list[int], readings: "list[list[Reading]]") -> list[str]:
     """Maps of one head, checkpoints side by side, and the differences from the first sentence."""
     from minigpt.inspection.sentences import aligned, difference
 
@@ -153,7 +156,7 @@ def head_lines(head: str, steps: list[int], readings: "list[list[Reading]]") -> 
         maps = [weights_of(of_step[number], head) for of_step in readings]
         cells = [[[f"{100 * weight:.0f}" for weight in row[: place + 1]] for place, row in enumerate(m)] for m in maps]
         columns = [str(place) for place in range(len(labels))]
-        found += ["", f"{head}, sentence {number + 1}", *side_by_side(labels, columns, steps, cells)]
+        found += ["", f"{name_of(head)}, sentence {number + 1}", *side_by_side(labels, columns, steps, cells)]
     first, *others = readings[0]
     for number, other in enumerate(others, start=1):
         pairs = aligned(first.texts, other.texts)
@@ -163,7 +166,7 @@ def head_lines(head: str, steps: list[int], readings: "list[list[Reading]]") -> 
         ]
         cells = [[[signed(100 * change) for change in row] for row in part] for part in changes]
         columns = [*(str(i) for i, _ in pairs), "rest"]
-        found += ["", f"{head}, sentence {number + 1} minus sentence 1, over the words that both have"]
+        found += ["", f"{name_of(head)}, sentence {number + 1} minus sentence 1, over the words that both have"]
         found += side_by_side(labels, columns, steps, cells)
     return found
 
@@ -194,43 +197,11 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ")
 
 
-def reference_lines(reference: "ReferenceRow", steps: list[int], found: "list[RowComparison]") -> list[str]:
-    """A published row, and the rows of the heads nearest to it."""
-    from minigpt.inspection.heads import Head
-
-    words = [word if len(word) <= 8 else word[:5] + "..." for word in reference.words]
-    query = f'"{reference.query}"'
-    about = (
-        f"The row of {query} as published ({reference.name}), every word in sight. A causal model's first {query} sees "
-        "only itself and <|end|>: there its row can't be compared. So the sentence is read twice, and the row of the "
-        f"second {query} taken over the words of the first copy and scaled up to 100; what it receives from elsewhere "
-        'is "other" and left out. TV: share of the weight that is elsewhere than published. order: pairs of words in '
-        "the published order, 50 by chance. All numbers but TV in percent."
-    )
-    lines = ["", *textwrap.wrap(about, WIDTH), ""]
-    lines.append(f"{'':<16}" + "".join(f"{word:>9}" for word in words) + f"{'TV':>6}{'order':>7}{'other':>6}")
-    lines.append(_row_line("published", reference.weights, ""))
-    for name, null in (("equal words", found[0].equal_words), ("equal tokens", found[0].equal_tokens)):
-        lines.append(_row_line(name, null.weights, f"{null.distance:>6.2f}{100 * null.order:>7.0f}"))
-    for step, comparison in zip(steps, found, strict=True):
-        order = comparison.distance.ravel().argsort(kind="stable")[:NEAREST]
-        for place in order:
-            head = divmod(int(place), comparison.distance.shape[1])
-            numbers = f"{comparison.distance[head]:>6.2f}{100 * comparison.order[head]:>7.0f}"
-            numbers += f"{100 * comparison.removed[head]:>6.0f}"
-            lines.append(_row_line(f"{Head(*head)} step {step}", comparison.rows[head], numbers))
-    return lines
-
-
-def _row_line(name: str, weights: "Sequence[float] | Array", numbers: str) -> str:
-    return f"{name:<16}" + "".join(f"{100 * weight:>9.0f}" for weight in weights) + numbers
-
-
 # ── JSON ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def as_json(
-    sentences: list[str], steps: list[int], readings: "list[list[Reading]]", heads: list[str]
+    sentences: list[str], steps: list[int], readings: "list[list[Reading]]", heads: list[Shown]
 ) -> dict[str, Any]:
     """Everything printed, unrounded."""
     from minigpt.inspection.sentences import aligned, common_start, difference, sight
@@ -243,14 +214,16 @@ def as_json(
             for sentence, reading in zip(sentences, readings[0], strict=True)
         ],
         "steps": steps,
-        "maps": {head: [[weights_of(one, head).tolist() for one in row] for row in readings] for head in heads},
+        "maps": {
+            name_of(head): [[weights_of(one, head).tolist() for one in row] for row in readings] for head in heads
+        },
         "against_first": [
             {
                 "sentence": number,
                 "aligned": pair,
                 "same_start": common_start(first.texts, other.texts),
                 "difference": {
-                    head: [
+                    name_of(head): [
                         difference(weights_of(row[0], head), weights_of(row[number], head), pair).tolist()
                         for row in readings
                     ]
@@ -261,24 +234,5 @@ def as_json(
                 ],
             }
             for number, (other, pair) in enumerate(zip(others, pairs, strict=True), start=1)
-        ],
-    }
-
-
-def row_as_json(reference: "ReferenceRow", steps: list[int], found: "list[RowComparison]") -> dict[str, Any]:
-    """A published row and all heads' rows, by (step, layer, head)."""
-    return {
-        "name": reference.name,
-        "query": reference.query,
-        "words": reference.words,
-        "published": reference.weights.tolist(),
-        **{
-            name: {"weights": null.weights.tolist(), "distance": null.distance, "order": null.order}
-            for name, null in (("equal_words", found[0].equal_words), ("equal_tokens", found[0].equal_tokens))
-        },
-        "steps": [
-            {"step": step}
-            | {key: getattr(comparison, key).tolist() for key in ("rows", "removed", "distance", "order")}
-            for step, comparison in zip(steps, found, strict=True)
         ],
     }
