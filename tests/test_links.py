@@ -341,19 +341,19 @@ def test_links_as_a_reference_are_the_rows_that_predict() -> None:
 
 
 def test_heads_are_held_against_the_links_of_held_out_tales(script: Script, trained: Trained, tmp_path: Path) -> None:
-    config, byte = fresh_config(0, context_length=300), train_tokenizer("byte", [])
+    config, byte = fresh_config(0, context_length=250), train_tokenizer("byte", [])
     run = save_run(GPT(config.model, byte.vocab_size), tmp_path / "run", config, byte)
     words = ("heads", run, "--ref", "links", "--ref", "previous", "--sequences", 3)
     answer = script(COMPARE, *words, "--json")
-    assert answer.code == 0 and (answer.json["texts"], answer.json["length"]) == (3, 300)
+    assert answer.code == 0 and (answer.json["texts"], answer.json["length"]) == (3, 250)
     rows = {
         (number, row)
         for number, story in enumerate(tales.held_out_stories(1_000_003, 3))
         for link in linked_story(story, byte).links
         for row in link.rows
-        if link.word[-1] < 300
+        if link.word[-1] < 250
     }
-    assert rows and answer.json["references"]["links"]["coverage"] == pytest.approx(len(rows) / (3 * 299))
+    assert rows and answer.json["references"]["links"]["coverage"] == pytest.approx(len(rows) / (3 * 249))
     assert script(COMPARE, *words).out.startswith(
         f"{run}, step 0: 3 sequences of 100 tokens, starts of held-out tales\n"
     )
