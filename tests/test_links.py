@@ -355,7 +355,7 @@ def test_heads_are_held_against_the_links_of_held_out_tales(script: Script, trai
     }
     assert rows and answer.json["references"]["links"]["coverage"] == pytest.approx(len(rows) / (3 * 249))
     assert script(COMPARE, *words).out.startswith(
-        f"{run}, step 0: 3 sequences of 100 tokens, starts of held-out tales\n"
+        f"{run}, step 0: 3 sequences of 250 tokens, starts of held-out tales\n"
     )
     for where, told in (
         ((run, "--text", "a b"), "leave out --text, --file, --source"),
