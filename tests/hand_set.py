@@ -15,7 +15,7 @@ from torch import Tensor
 from minigpt.checkpoint import checkpoint_path, save_checkpoint
 from minigpt.config import Config, validate
 from minigpt.model import GPT, Block
-from minigpt.tokenizer import CharTokenizer
+from minigpt.tokenizer import CharTokenizer, Tokenizer
 
 HEADS = (("previous", "first", "uniform", "self"), ("induction", "previous", "uniform", "first"))
 """What each head is, layer by layer."""
@@ -93,12 +93,12 @@ def repeated_text(length: int = SIZE, seed: int = 0) -> np.ndarray:
     return np.concatenate([half, half])[:length]
 
 
-def save_run(model: GPT, folder: Path, config: Config | None = None) -> Path:
+def save_run(model: GPT, folder: Path, config: Config | None = None, tokenizer: Tokenizer | None = None) -> Path:
     """A run's folder with this model as its only checkpoint; its tokenizer knows the letters a to o as ids 1 to 15."""
     config = config or hand_set_config()
     assert config.model == model.config
     tensors = {f"model.{name}": tensor.numpy() for name, tensor in model.state_dict().items()}
-    tokenizer = CharTokenizer("abcdefghijklmno", byte_fallback=False)
+    tokenizer = tokenizer or CharTokenizer("abcdefghijklmno", byte_fallback=False)
     metadata = {"step": 0, "config": config.model_dump(), "tokenizer": tokenizer.to_dict(), "val_loss": 1.0}
     save_checkpoint(checkpoint_path(folder / "checkpoints", 0), tensors, metadata)
     return folder

@@ -156,7 +156,7 @@ def test_what_torch_says_of_a_file_is_not_passed_on(tmp_path: Path) -> None:
     (tmp_path / "a.pt").write_bytes(b"nonsense")
     with pytest.raises(UserError) as error:
         read_foreign_maps(tmp_path / "a.pt")
-    assert str(error.value).endswith("a.pt: not a .pt file of tensors alone, as torch.save(maps, FILE) writes it")
+    assert str(error.value).endswith("a.pt: not a .pt file of tensors alone; write them by torch.save")
 
 
 def test_weights_too_large_for_the_computation_are_told(tmp_path: Path) -> None:

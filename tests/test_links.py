@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Tables
+from hand_set import fresh_config, save_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import ROOT, Script, Trained
@@ -26,6 +27,7 @@ from minigpt.inspection.links import (
     link_masses,
     linked_story,
     padded,
+    reference_of,
     windows,
 )
 from minigpt.inspection.subject import load_subject
@@ -323,6 +325,50 @@ def test_the_command_prints_and_gives_json(script: Script, run: Path) -> None:
         kept.write_bytes(damaged)
         anew = script(COMPARE, *options, "--json")
         assert anew.json == found and "reading 1 fresh networks" in anew.err
+
+
+# ── as a reference ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_links_as_a_reference_are_the_rows_that_predict() -> None:
+    twice = LinkedText(np.array([0, 5, 6, 3, 6, 2]), (TokenLink("a", (4, 5), (1, 2)), TokenLink("b", (4,), (3,))))
+    reference = reference_of([FIRST, twice])
+    first, second = (reference.pattern(text.tokens) for text in (FIRST, twice))
+    assert np.argwhere(first.weights).tolist() == [[5, 1]] and first.weights[5, 1] == 1
+    assert np.flatnonzero(second.defined).tolist() == [3, 4]
+    assert np.allclose(second.weights[3], np.array([0, 1, 1, 1, 0, 0]) / 3)
+    assert np.allclose(second.weights[4], np.array([0, 1, 1, 0, 0, 0]) / 2)
+
+
+def test_heads_are_held_against_the_links_of_held_out_tales(script: Script, trained: Trained, tmp_path: Path) -> None:
+    config, byte = fresh_config(0, context_length=250), train_tokenizer("byte", [])
+    run = save_run(GPT(config.model, byte.vocab_size), tmp_path / "run", config, byte)
+    words = ("heads", run, "--ref", "links", "--ref", "previous", "--sequences", 3)
+    answer = script(COMPARE, *words, "--json")
+    assert answer.code == 0 and (answer.json["texts"], answer.json["length"]) == (3, 250)
+    rows = {
+        (number, row)
+        for number, story in enumerate(tales.held_out_stories(1_000_003, 3))
+        for link in linked_story(story, byte).links
+        for row in link.rows
+        if link.word[-1] < 250
+    }
+    assert rows and answer.json["references"]["links"]["coverage"] == pytest.approx(len(rows) / (3 * 249))
+    assert script(COMPARE, *words).out.startswith(
+        f"{run}, step 0: 3 sequences of 250 tokens, starts of held-out tales\n"
+    )
+    for where, told in (
+        ((run, "--text", "a b"), "leave out --text, --file, --source"),
+        ((trained.path,), "for runs on the tales; of other texts, write the links as a JSON file of pairs"),
+        (("--maps", saved_maps(tmp_path)), "known of the tales alone; use heads RUN --ref links, without --maps"),
+    ):
+        refused = script(COMPARE, "heads", *where, "--ref", "links")
+        assert refused.code == 2 and told in refused.err
+
+
+def saved_maps(folder: Path) -> Path:
+    np.save(folder / "maps.npy", np.tile(np.eye(4), (1, 1, 1, 1)))
+    return folder / "maps.npy"
 
 
 def test_mistakes(script: Script, trained: Trained) -> None:

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from minigpt.inspection.capture import looking
 from minigpt.inspection.compare import Floats
+from minigpt.inspection.patterns import LINKS, Reference, links_reference
 from minigpt.inspection.words import byte_place, byte_spans, tokens_over
 from minigpt.model import GPT
-from minigpt.tasks.tales import Story
+from minigpt.tasks.judge import SEED
+from minigpt.tasks.tales import Story, held_out_stories
 from minigpt.tokenizer import END, Tokenizer
 
 BATCH_TOKENS = 3_000  # a pass reads about so many: small enough for the processor's caches
@@ -71,6 +73,24 @@ def linked_story(story: Story, tokenizer: Tokenizer) -> LinkedText:
         for link in story.links
     ]
     return LinkedText(tokens, tuple(links))
+
+
+def story_starts(tokenizer: Tokenizer, count: int, longest: int) -> list[LinkedText]:
+    """Starts, all of one length, of tales that no model was trained on, with the links in them."""
+    texts = [linked_story(story, tokenizer) for story in held_out_stories(SEED, count)]
+    length = min(longest, *(len(text.tokens) for text in texts))
+    return [
+        LinkedText(text.tokens[:length], tuple(link for link in text.links if link.word[-1] < length)) for text in texts
+    ]
+
+
+def reference_of(texts: Sequence[LinkedText]) -> Reference:
+    """On each of these texts, and on no other, the links: each row that predicts a word reads all of the cause."""
+    patterns = {
+        text.tokens.tobytes(): links_reference([(row, link.cause) for link in text.links for row in link.rows])
+        for text in texts
+    }
+    return Reference(LINKS, lambda tokens: patterns[tokens.tobytes()].pattern(tokens), reads_tokens=True)
 
 
 # ── windows and batches ────────────────────────────────────────────────────────────────────────────────────────

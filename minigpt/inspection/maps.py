@@ -109,7 +109,7 @@ def _read_pt(path: Path) -> Any:
     except OSError:
         raise
     except Exception:  # what a file that is none raises differs with what is wrong in it
-        raise _Unreadable("not a .pt file of tensors alone, as torch.save(maps, FILE) writes it") from None
+        raise _Unreadable("not a .pt file of tensors alone; write them by torch.save") from None
     tensors = list(found) if isinstance(found, list | tuple) else [found]
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         raise _Unreadable("must hold one tensor, or a list of one tensor a layer")

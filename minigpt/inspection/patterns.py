@@ -27,6 +27,8 @@ NAMES = (
 HEAVIEST = 1e100  # weight in a file: the sum of a row of them is still a number
 LONGEST = 10**9  # tokens: wider windows and later rows are mistakes
 
+LINKS = "links"
+
 Tokens = NDArray[np.integer[Any]]
 Link = tuple[int, Sequence[int]]
 """A query row and the keys it should move information from."""
@@ -85,6 +87,8 @@ def parse_reference(text: str, tokenizer: Vocabulary | None) -> Reference:
             raise UserError(f"{text}: needs the tokens' text; give it by --tokens FILE")
         draw = _BY_TEXT[text]
         return Reference(text, lambda tokens: draw(tokens, tokenizer), reads_tokens=True)
+    if text == LINKS:
+        raise UserError(f"{LINKS}: known of the tales alone; use heads RUN --ref {LINKS}, without --maps")
     raise UserError(f"{text}: no such reference{nearest(text, [*NAMES, 'FILE.json'])}")
 
 
@@ -170,7 +174,7 @@ _BY_TEXT = {"punctuation": punctuation, "brackets": brackets}
 # ── by hand ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def links_reference(links: Iterable[Link], name: str = "links") -> Reference:
+def links_reference(links: Iterable[Link], name: str = LINKS) -> Reference:
     """Rows with known links: each moves information from its keys alike; keys of links that share a row add up."""
     return _pairs_reference(name, [(query, key, 1.0) for query, keys in links for key in keys])
 

@@ -89,11 +89,7 @@ def sequences(subject: Subject, options: argparse.Namespace) -> NDArray[np.int64
     Raises:
         UserError: for numbers that make no sense, text that can't be read, and less than two tokens.
     """
-    if options.sequences < 1:
-        raise UserError(f"--sequences = {options.sequences}: must be at least 1")
-    length = options.length or min(subject.context_length, LONGEST)
-    if not 2 <= length <= subject.context_length:
-        raise UserError(f"--length = {length}: must be at least 2 and at most the context, {subject.context_length}")
+    count, length = asked_size(subject, options)
     tokens, name = _tokens(subject, options)
     if len(tokens) < 2:
         raise UserError(f"{name}: {len(tokens)} tokens; at least 2 are needed")
@@ -102,9 +98,23 @@ def sequences(subject: Subject, options: argparse.Namespace) -> NDArray[np.int64
             say(f"the text has {len(tokens)} tokens with its <|end|>: only the first {length} are read")
         return tokens[None, :length].astype(np.int64)
     length = min(length, len(tokens))
-    count = min(options.sequences, len(tokens) // length)
+    count = min(count, len(tokens) // length)
     starts = np.linspace(0, len(tokens) - length, count).astype(np.int64)
     return tokens[starts[:, None] + np.arange(length)].astype(np.int64)
+
+
+def asked_size(subject: Subject, options: argparse.Namespace) -> tuple[int, int]:
+    """Most windows, and most tokens of each.
+
+    Raises:
+        UserError: for numbers that make no sense.
+    """
+    if options.sequences < 1:
+        raise UserError(f"--sequences = {options.sequences}: must be at least 1")
+    length = options.length or min(subject.context_length, LONGEST)
+    if not 2 <= length <= subject.context_length:
+        raise UserError(f"--length = {length}: must be at least 2 and at most the context, {subject.context_length}")
+    return options.sequences, length
 
 
 def told(tokens: NDArray[np.int64], options: argparse.Namespace) -> str:

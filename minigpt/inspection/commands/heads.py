@@ -3,9 +3,11 @@ would be as near.
 
 References: uniform, previous, first, self, window:W (the last W tokens),
 duplicate (earlier places of the row's token), induction (what followed them),
-punctuation (all marks so far), brackets (the innermost open one), or a JSON
-file: a T x T matrix of weights, or a list of [query, key] or [query, key,
-weight]. Rows and keys are tokens, counted from 0; --text begins with <|end|>.
+punctuation (all marks so far), brackets (the innermost open one), links (of
+runs on the tales: held-out tales are read, and each row that predicts a known
+word should read the word that fixes it), or a JSON file: a T x T matrix of
+weights, or a list of [query, key] or [query, key, weight]. Rows and keys are
+tokens, counted from 0; --text begins with <|end|>.
 
 A head is named after the nearest reference if its total variation from it is at
 most 0.5 and smaller than that of 99 in 100 heads of the same network before
@@ -19,7 +21,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,8 +31,11 @@ from minigpt.inspection.compare import Closeness, Maps, Null, closeness, describ
 from minigpt.inspection.head_report import HeadReport, as_csv, as_json, as_text
 from minigpt.inspection.heads import Head, parse_head
 from minigpt.inspection.maps import read_foreign_maps, read_foreign_tokens
-from minigpt.inspection.patterns import Pattern, Reference, Tokens, Vocabulary, parse_reference
-from minigpt.inspection.subject import add_text_arguments, load_subject, sequences, told
+from minigpt.inspection.patterns import LINKS, Pattern, Reference, Tokens, Vocabulary, parse_reference
+from minigpt.inspection.subject import Subject, add_text_arguments, asked_size, load_subject, sequences, told
+
+if TYPE_CHECKING:
+    from minigpt.inspection.links import LinkedText
 
 DEFAULT = ("uniform", "previous", "first", "self", "induction")
 
@@ -92,6 +97,7 @@ class Material:
     title: str  # the same in words
     chance: Callable[[Mapping[str, Sequence[Pattern]]], dict[str, Null]] | None
     """Patterns of each reference → its null; None if the network is not known."""
+    links: Reference | None = None  # where they are known
 
     def patterns(self, reference: Reference) -> list[Pattern]:
         """A reference as it is on each of the texts."""
@@ -109,10 +115,13 @@ class Material:
 
 
 def _of_run(options: argparse.Namespace) -> Material:
+    from minigpt.inspection.links import reference_of
     from minigpt.inspection.nulls import FreshNetworks, kept_nulls, read_maps
 
     subject = load_subject(options.run, options.which, unseen=options.unseen)
-    tokens = sequences(subject, options)
+    linked = _linked_texts(subject, options) if LINKS in (options.ref or ()) else []
+    tokens = np.stack([text.tokens for text in linked]) if linked else sequences(subject, options)
+    what = f"{told(tokens, options)}{', starts of held-out tales' if linked else ''}"
     config = subject.checkpoint.config
     fresh = FreshNetworks(config.model, subject.model.vocab_size, config.run.seed, tokens)
     folder = options.run / "attention" if options.run.is_dir() else None
@@ -127,9 +136,25 @@ def _of_run(options: argparse.Namespace) -> Material:
             "texts": len(tokens),
             "length": tokens.shape[1],
         },
-        title=f"{options.run}, step {subject.checkpoint.step}: {told(tokens, options)}",
+        title=f"{options.run}, step {subject.checkpoint.step}: {what}",
+        links=reference_of(linked) if linked else None,
         chance=lambda patterns: kept_nulls(fresh, patterns, folder),
     )
+
+
+def _linked_texts(subject: Subject, options: argparse.Namespace) -> "list[LinkedText]":
+    """Starts of tales, where the run has been trained on tales and nothing else is to be read.
+
+    Raises:
+        UserError: where not.
+    """
+    from minigpt.inspection.links import story_starts
+
+    if options.text is not None or options.file or options.source != "val":
+        raise UserError("--ref links: reads held-out tales, whose links are known; leave out --text, --file, --source")
+    if subject.checkpoint.config.data.source != "tales":
+        raise UserError("--ref links: for runs on the tales; of other texts, write the links as a JSON file of pairs")
+    return story_starts(subject.tokenizer, *asked_size(subject, options))
 
 
 def _foreign(options: argparse.Namespace) -> Material:
@@ -152,7 +177,8 @@ def _foreign(options: argparse.Namespace) -> Material:
 
 def _references(names: Sequence[str] | None, material: Material) -> list[Reference]:
     """Each reference once; by default without those that need tokens that are not known."""
-    found = [parse_reference(name, material.vocabulary) for name in names or DEFAULT]
+    known = {LINKS: material.links} if material.links else {}
+    found = [known.get(name) or parse_reference(name, material.vocabulary) for name in names or DEFAULT]
     if not names and material.tokens is None:
         found = [reference for reference in found if not reference.reads_tokens]
     return list({reference.name: reference for reference in found}.values())
