@@ -77,7 +77,7 @@ def test_a_terminal_gets_no_control_characters_and_a_pipe_all(
 
 
 COMPARE = ROOT / "scripts" / "compare_attention.py"
-PARTS = ("scaling", "heads", "replace", "ablate", "links", "sentences")
+PARTS = ("examples", "scaling", "heads", "replace", "ablate", "links", "sentences")
 SCRIPTS = [(TRAIN,), (GENERATE,), (EVALUATE,), (COMPARE,), *((COMPARE, part) for part in PARTS)]
 
 
