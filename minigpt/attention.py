@@ -162,8 +162,8 @@ class CausalSelfAttention(nn.Module):
             cos, sin = rotary_tables(config.context_length, config.head_dim)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
-        shortest = min(config.context_length, SHORT)
-        unseen = torch.full((shortest, shortest), -math.inf).triu(1)
+        length = min(config.context_length, SHORT)
+        unseen = torch.full((length, length), -math.inf).triu(1)
         self.register_buffer("unseen", unseen, persistent=False)
 
     @torch.no_grad()
