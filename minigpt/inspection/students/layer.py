@@ -128,7 +128,7 @@ def _place(made: Any, name: str) -> Place:
         owner, found = found, getattr(found, attribute, None)
         if found is None:
             has = ", ".join(_with_weights(made)) or "nothing with weights"
-            raise Unusable(f"has no {name}, but {has}; say --names query=...,key=...", absent=True)
+            raise Unusable(f"has no {name}, but {has}; say --names query=..,key=..,value=..,output=..", absent=True)
     if hasattr(found, "weight"):
         owner, attribute, name = found, "weight", f"{name}.weight"
     if not hasattr(getattr(owner, attribute), "shape"):
