@@ -61,7 +61,7 @@ class Bundle:
     def joined(self, pieces: list[Tensor]) -> Tensor:
         """The reverse of ``pieces``."""
         if pieces[0].ndim == 0:
-            return pieces[0].clone()
+            return pieces[0].to(self.whole.device, copy=True)
         return torch.cat([piece.flatten() for piece in pieces]).view(self.whole.shape).to(self.whole)
 
 

@@ -76,6 +76,14 @@ def test_a_bundle_shares_memory_with_its_parts() -> None:
     assert torch.equal(bundle.joined(list(bundle.pieces(bundle.whole).values())), bundle.whole)
 
 
+def test_a_number_of_a_saved_state_goes_where_its_parameters_are() -> None:
+    """AdamW's count of steps is read from a file into main memory; a GPU's fused kernel wants it on the GPU."""
+    bundle = Bundle({"weight": nn.Parameter(torch.zeros(2, device="meta"))})
+    assert bundle.joined([torch.tensor(3.0)]).device == torch.device("meta")
+    count = torch.tensor(3.0)
+    assert Bundle({"weight": nn.Parameter(torch.zeros(2))}).joined([count]).data_ptr() != count.data_ptr()
+
+
 class TwoParts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
