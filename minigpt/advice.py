@@ -14,6 +14,8 @@ MANY_EPOCHS = 100
 HIGH_ADAMW_RATE = 0.01
 RISING_VALIDATIONS = 3  # without a better one in between
 RISEN = 1.05  # times the lowest validation loss: more than noise
+OVERFITTED = 1.01  # at the end, times the lowest validation loss
+FALLING = 0.999  # the last validation loss times this and less: from one to the next
 MEMORY = 0.95  # of the smoothed training loss, which then spans about 20 rows
 DIVERGED = 1.3  # times the lowest smoothed training loss
 
@@ -48,6 +50,7 @@ class Adviser:
         self._reporter, self._config = reporter, config
         self._said: set[str] = set()
         self._best, self._best_step, self._since_best = math.inf, 0, 0
+        self._validations: list[float] = []
         self._smooth = self._lowest = math.nan
 
     def advance(self, step: int) -> None:
@@ -66,18 +69,35 @@ class Adviser:
         if math.isfinite(numbers.get("train_loss", math.nan)):
             self._trained(step, numbers["train_loss"])
 
+    def last_word(self, longer: str) -> str:
+        """What the losses of the whole training mean for the next one; ``longer`` is what to set for more of it."""
+        if len(self._validations) < 2:
+            return ""
+        before, loss = self._validations[-2:]
+        if loss > OVERFITTED * self._best:
+            return (
+                f"overfitting since step {self._best_step}, whose checkpoint is the best ({self._best:.3f}; {loss:.3f} "
+                f"at the end): more text or --model.dropout {self._more_dropout():.1f} goes further"
+            )
+        if loss < before * FALLING:
+            return f"validation loss was still falling at the end: {longer} goes further"
+        return "validation loss had settled at the end: more text or a larger network goes further than more steps"
+
+    def _more_dropout(self) -> float:
+        return max(0.2, min(0.5, self._config.model.dropout + 0.1))
+
     def _validated(self, step: int, loss: float) -> None:
+        self._validations.append(loss)
         if loss < self._best:
             self._best, self._best_step, self._since_best = loss, step, 0
             return
         self._since_best += 1
         if self._since_best >= RISING_VALIDATIONS and loss > RISEN * self._best:
-            more_dropout = max(0.2, min(0.5, self._config.model.dropout + 0.1))
             self._once(
                 "rising",
                 f"validation loss rises since step {self._best_step} ({self._best:.3f} -> {loss:.3f}): what is learned "
                 "from here on holds for this text alone. The best checkpoint is kept; more text or --model.dropout "
-                f"{more_dropout:.1f} helps, --train.early-stop 3 would end here",
+                f"{self._more_dropout():.1f} helps, --train.early-stop 3 would end here",
             )
 
     def _trained(self, step: int, loss: float) -> None:

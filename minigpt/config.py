@@ -152,6 +152,9 @@ class TrainConfig(Section):
     batch_size: Count = Field(default=8, description="sequences per update")
     grad_accumulation: Count = Field(default=1, description="passes an update is cut into (same result, less memory)")
     max_steps: Count = Field(default=1300, description="updates in all")
+    minutes: Rate = Field(
+        default=0.0, description="end after so many, with whatever else is not set chosen for it; 0: as set"
+    )
     eval_interval: CountOrAuto = Field(default=150, description="steps between validations; 0: only at the end")
     eval_tokens: CountOrAuto = Field(default=20_000, description="validate on at most so many tokens; 0: all")
     save_interval: CountOrAuto = Field(default=0, description="steps between checkpoints; 0: at each validation")

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -23,14 +24,17 @@ from minigpt.checkpoint import (
     save_checkpoint,
 )
 from minigpt.config import Config, differences, to_toml
-from minigpt.distributed import joined
+from minigpt.distributed import ALONE, World, joined
 from minigpt.errors import TrainingStopped, UserError
 from minigpt.inspection.film import probe_of
+from minigpt.pace import measured_pace
+from minigpt.planning import Plan, plan_training
 from minigpt.run import RunFolder, as_word, create_run, last_settings, machine_changes, open_run, resume_config
 from minigpt.tracking import Tracker
 from minigpt.training import NonFiniteError, Progress, Run, next_batch, precision, train, train_step
-from minigpt.watching import attention_watcher, plan, sampler
+from minigpt.watching import attention_watcher, sampler, what_is_trained
 
+REHEARSAL_SECONDS = 2.0
 SAFE_RATE = {"muon": 0.01, "adamw": 0.001}  # what to try after a loss that is not finite, at most
 
 
@@ -42,6 +46,7 @@ class Outcome:
     config: Config
     progress: Progress
     leads: bool = True  # whether this process speaks for all that trained
+    last_word: str = ""  # what the losses mean, in a sentence
 
 
 Stop = Callable[[], bool]
@@ -54,6 +59,7 @@ def start(
     source_given: bool = False,
     init_from: Path | None = None,
     stop: Stop = lambda: False,
+    begun: float | None = None,
 ) -> Outcome:
     """Start a new run.
 
@@ -63,12 +69,15 @@ def start(
         source_given: whether the command line names a text, which then gives the run its name.
         init_from: run or checkpoint whose weights, tokenizer and settings the run begins with.
         stop: asked before each step.
+        begun: the moment of ``time.monotonic`` from which ``train.minutes`` count; None: now.
 
     Raises:
         UserError: for the user's mistakes, before a folder is made.
         TrainingStopped: for a loss that is not finite or a disk that takes no more.
     """
     with joined() as world:
+        plan = planned(overrides, begun=begun, init_from=init_from, world=world)
+        overrides = plan.tables if plan else overrides
         with world.leader_first():
             parts = assembled(
                 overrides, config_path=config_path, source_given=source_given, init_from=init_from, world=world
@@ -78,7 +87,38 @@ def start(
             if folder:  # one that lost its checkpoints may still hold rows and curves, which are not this run's
                 folder.cut_metrics(-1)
                 shutil.rmtree(folder.tensorboard, ignore_errors=True)
-            return run_training(parts, folder, Progress(), stop)
+            if not plan:
+                return run_training(parts, folder, Progress(), stop)
+            longer = f"--train.minutes {3 * plan.minutes:g}"
+            return run_training(parts, folder, Progress(), stop, [plan.pace.told(parts.config)], longer=longer)
+
+
+def rehearse(
+    overrides: Mapping[str, Any],
+    *,
+    config_path: Path | None = None,
+    source_given: bool = False,
+    init_from: Path | None = None,
+    begun: float | None = None,
+) -> list[str]:
+    """What ``start`` would train and what it would cost here, measured; nothing is left behind. Raises as it does."""
+    plan = planned(overrides, begun=begun, init_from=init_from, world=ALONE)
+    parts = assembled(
+        plan.tables if plan else overrides, config_path=config_path, source_given=source_given, init_from=init_from
+    )
+    config, corpus = parts.config, parts.corpus
+    pace = plan.pace if plan else measured_pace(config, corpus, seconds=REHEARSAL_SECONDS)
+    path = Path(config.run.dir) / config.run.name
+    return [*what_is_trained(parts, path), *corpus.notes, *before_training(config, corpus), pace.told(config)]
+
+
+def planned(overrides: Mapping[str, Any], *, begun: float | None, init_from: Path | None, world: World) -> Plan | None:
+    """The plan for ``train.minutes`` where the user has set them."""
+    if "minutes" not in overrides.get("train", {}):
+        return None
+    if world.size > 1:
+        raise UserError("train.minutes plans for one process; start one to see its plan, and give that to torchrun")
+    return plan_training(dict(overrides), begun=time.monotonic() if begun is None else begun, init_from=init_from)
 
 
 def resume(path: Path, overrides: Mapping[str, Any], *, stop: Stop = lambda: False) -> Outcome:
@@ -87,6 +127,11 @@ def resume(path: Path, overrides: Mapping[str, Any], *, stop: Stop = lambda: Fal
         sentences: list[str] = []
         checkpoint = find_checkpoint(path, "last", verify=True, say=sentences.append)
         settings = last_settings(path, checkpoint.config)
+        if "minutes" in overrides.get("train", {}):
+            raise UserError(
+                f"train.minutes plans a new run; to go on with {path} give its steps, such as --train.max-steps "
+                f"{2 * settings.train.max_steps}"
+            )
         config, changes = resume_config(settings, overrides)
         if checkpoint.step >= config.train.max_steps:
             raise UserError(
@@ -179,9 +224,15 @@ def compiled(parts: Parts, say: Callable[[str], None]) -> nn.Module:
 
 
 def run_training(
-    parts: Parts, folder: RunFolder | None, progress: Progress, stop: Stop, sentences: Sequence[str] = ()
+    parts: Parts,
+    folder: RunFolder | None,
+    progress: Progress,
+    stop: Stop,
+    sentences: Sequence[str] = (),
+    *,
+    longer: str = "",
 ) -> Outcome:
-    """Train what has been made ready, in its folder; ``sentences`` are told first.
+    """Train what has been made ready, in its folder; ``sentences`` are told first, ``longer`` is what to set for more.
 
     Without a folder this process does its share of the work for the one that has it.
     """
@@ -195,13 +246,13 @@ def run_training(
         world=parts.world,
     )
     if folder:
-        return run_in_folder(run, parts, folder, sentences)
+        return run_in_folder(run, parts, folder, sentences, longer=longer)
     if run.config.run.compile:
         run.forward = compiled(parts, lambda _sentence: None)
     return Outcome(Path(run.config.run.dir) / run.config.run.name, run.config, train(run), leads=False)
 
 
-def run_in_folder(run: Run, parts: Parts, folder: RunFolder, sentences: Sequence[str]) -> Outcome:
+def run_in_folder(run: Run, parts: Parts, folder: RunFolder, sentences: Sequence[str], *, longer: str) -> Outcome:
     """Train, tell and save."""
     config, corpus, model, optimizers = parts.config, parts.corpus, parts.model, parts.optimizers
 
@@ -222,16 +273,19 @@ def run_in_folder(run: Run, parts: Parts, folder: RunFolder, sentences: Sequence
     total, text = config.train.max_steps, to_toml(config)
     with Tracker(folder, total_steps=total, start_step=run.progress.step, config_text=text) as tracker:
         advice = before_training(config, corpus)
-        for sentence in (*plan(parts, folder.path), *corpus.notes, *sentences, *advice):
+        for sentence in (*what_is_trained(parts, folder.path), *corpus.notes, *sentences, *advice):
             tracker.say(sentence)
-        run.reporter, run.save = Adviser(tracker, config), save
+        run.reporter = adviser = Adviser(tracker, config)
+        run.save = save
         run.observers = [
             sampler(parts, tracker),
             attention_watcher(parts, tracker, folder.attention, run.progress.step),
         ]
         run.forward = compiled(parts, tracker.say) if config.run.compile else None
         try:
-            return Outcome(folder.path, config, train(run))
+            progress = train(run)
+            last_word = adviser.last_word(longer or f"--train.max-steps {2 * total}")
+            return Outcome(folder.path, config, progress, last_word=last_word)
         except NonFiniteError as error:
             raise TrainingStopped(after_non_finite(error, folder, config)) from None
         except UserError as error:  # a checkpoint could not be written

@@ -6,13 +6,14 @@ import torch
 from torch import nn
 
 from minigpt.assembly import Parts
+from minigpt.config import Config
 from minigpt.console import counted, visible, wrapped
 from minigpt.inspection.capture import attention_maps
 from minigpt.inspection.film import add_frame, begin_film, frame_rows, probe_of, strongest
 from minigpt.inspection.picture import attention_grid
 from minigpt.model import GPT, TorchEngine
 from minigpt.sampling import SamplingOptions, generate
-from minigpt.tokenizer import END
+from minigpt.tokenizer import END, Tokenizer
 from minigpt.tracking import Tracker
 from minigpt.training import Observer
 
@@ -20,8 +21,8 @@ SAMPLE_TOKENS = 120
 WIDTH = 78  # columns of the console that a sample takes
 
 
-def plan(parts: Parts, path: Path) -> list[str]:
-    """What is about to be trained, on what, where."""
+def what_is_trained(parts: Parts, path: Path) -> list[str]:
+    """The network, the text and the amount of training, a line each."""
     config, corpus, model = parts.config, parts.corpus, parts.model
     shape, settings = config.model, config.train
     checked = min(len(corpus.val) - 1, settings.eval_tokens or len(corpus.val))
@@ -47,26 +48,30 @@ def amount_of_text(epochs: float) -> str:
 
 def sampler(parts: Parts, tracker: Tracker) -> Observer:
     """Writes a few words now and then: to the console, TensorBoard and ``samples/``."""
-    config, tokenizer = parts.config, parts.corpus.tokenizer
-    prompt = [END] if not config.train.sample_prompt else tokenizer.encode(config.train.sample_prompt).tolist()
 
     def look(step: int, model: nn.Module) -> None:
         if step == 0:
             return
-        assert isinstance(model, GPT)
-        ids = generate(
-            TorchEngine(model),
-            prompt,
-            max_new_tokens=SAMPLE_TOKENS,
-            options=SamplingOptions(),
-            seed=config.run.seed,
-            banned=tokenizer.undefined_ids,
-        )
-        text = config.train.sample_prompt + tokenizer.decode(list(ids))
+        text = sample_text(model, parts.corpus.tokenizer, parts.config)
         tracker.text("sample", text, step)
         tracker.say(f"\n── step {step} writes ──\n{wrapped(visible(text).strip(), WIDTH)}\n")
 
-    return Observer(config.train.sample_interval, look)
+    return Observer(parts.config.train.sample_interval, look)
+
+
+def sample_text(model: nn.Module, tokenizer: Tokenizer, config: Config) -> str:
+    """The run's prompt and what the model writes after it."""
+    assert isinstance(model, GPT)
+    prompt = config.train.sample_prompt
+    ids = generate(
+        TorchEngine(model),
+        tokenizer.encode(prompt).tolist() or [END],
+        max_new_tokens=SAMPLE_TOKENS,
+        options=SamplingOptions(),
+        seed=config.run.seed,
+        banned=tokenizer.undefined_ids,
+    )
+    return prompt + tokenizer.decode(list(ids))
 
 
 def attention_watcher(parts: Parts, tracker: Tracker, folder: Path, begun: int) -> Observer:

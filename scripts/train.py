@@ -3,13 +3,15 @@ go on with it later.
 
   python scripts/train.py                 the embedded stories, a minute or so
   python scripts/train.py configs/shakespeare_char.toml --run.name bard
-  python scripts/train.py --data.source my-texts/ --data.tokenizer bpe
+  python scripts/train.py --data.source my-texts/ --train.minutes 5
   python scripts/train.py --resume runs/bard
   python scripts/train.py --init-from runs/bard --data.source other.txt
 """
 
 import argparse
+import time
 from pathlib import Path
+from typing import Any
 
 from minigpt.cli import StopSignal, add_config_options, config_overrides, parse_options, run_script
 from minigpt.config import DEFAULT_CONFIG, merge, read_toml, validate
@@ -18,12 +20,14 @@ from minigpt.run import as_word
 
 
 def main() -> int:
+    begun = time.monotonic()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("config", nargs="?", type=Path, help=f"TOML file of settings (default: {DEFAULT_CONFIG.name})")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run")
     parser.add_argument("--init-from", type=Path, metavar="RUN", help="begin with this run's weights and tokenizer")
+    parser.add_argument("--dry-run", action="store_true", help="tell the plan and what it costs here, and stop")
     add_config_options(parser)
     options = parse_options(parser)
     overrides = config_overrides(options)
@@ -31,6 +35,8 @@ def main() -> int:
         raise UserError(f"{options.config}: --resume and --init-from bring their own settings; leave the file out")
     if options.resume and options.init_from:
         raise UserError("--resume goes on with a run, --init-from begins a new one: give one of them")
+    if options.resume and options.dry_run:
+        raise UserError("--dry-run tells what a new run would be; leave it out with --resume")
 
     with StopSignal() as stop:
         if options.resume:
@@ -38,30 +44,30 @@ def main() -> int:
 
             outcome = launch.resume(options.resume, overrides, stop=stop)
         else:
-            given = overrides.get("data", {})
-            source_given = "source" in given
+            source_given = "source" in overrides.get("data", {})
             if not options.init_from:
-                tables = read_toml(options.config or DEFAULT_CONFIG)
-                other_text = "tokenizer" in given or (source_given and not options.config)
-                if other_text and isinstance(tables.get("data"), dict):
-                    tables["data"].pop("vocab_size", None)  # it was chosen for the file's own text and tokenizer
-                overrides = merge(tables, overrides)
+                overrides = merge(base_tables(options.config, overrides), overrides)
                 validate(overrides)  # a wrong key is told at once, before torch is loaded
             from minigpt import launch
 
-            outcome = launch.start(
-                overrides,
-                config_path=options.config,
-                source_given=source_given,
-                init_from=options.init_from,
-                stop=stop,
-            )
+            asked: dict[str, Any] = {
+                "config_path": options.config,
+                "source_given": source_given,
+                "init_from": options.init_from,
+                "begun": begun,
+            }
+            if options.dry_run:
+                print("\n".join(launch.rehearse(overrides, **asked)))
+                return 0
+            outcome = launch.start(overrides, **asked, stop=stop)
 
     if not outcome.leads:
         return stop.exit_code
     progress, path = outcome.progress, outcome.path
     best = f", best validation loss {progress.best_val_loss:.4f}" if progress.best_val_loss < float("inf") else ""
     print(f"{path}: step {progress.step} of {outcome.config.train.max_steps}{best}, {progress.seconds:.0f} s")
+    if outcome.last_word:
+        print(outcome.last_word)
     if stop():
         print(f"interrupted and saved; go on with: python scripts/train.py --resume {as_word(path)}")
     else:
@@ -69,6 +75,20 @@ def main() -> int:
         print(f"      python scripts/evaluate.py {as_word(path)}")
         print(f"      tensorboard --logdir {as_word(path.parent)}")
     return stop.exit_code
+
+
+def base_tables(config: Path | None, overrides: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """The tables under the command line's: a file's, less what it chose for another text, tokenizer or duration."""
+    data, minutes = overrides.get("data", {}), "minutes" in overrides.get("train", {})
+    if minutes and not config:
+        return {}  # everything is chosen for the time
+    tables = read_toml(config or DEFAULT_CONFIG)
+    if minutes and isinstance(tables.get("train"), dict):
+        tables["train"].pop("max_steps", None)
+    other_text = "tokenizer" in data or ("source" in data and not config)
+    if other_text and isinstance(tables.get("data"), dict):
+        tables["data"].pop("vocab_size", None)
+    return tables
 
 
 if __name__ == "__main__":
