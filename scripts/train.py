@@ -8,10 +8,15 @@ go on with it later.
   python scripts/train.py --init-from runs/bard --data.source other.txt
 """
 
+from minigpt.signals import StopSignal, quiet_interrupts
+
+if __name__ == "__main__":
+    quiet_interrupts()  # before the imports below, which take their time
+
 import argparse
 from pathlib import Path
 
-from minigpt.cli import StopSignal, add_config_options, config_overrides, parse_options, run_script
+from minigpt.cli import add_config_options, config_overrides, parse_options, run_script
 from minigpt.config import DEFAULT_CONFIG, merge, read_toml, validate
 from minigpt.errors import UserError
 from minigpt.run import as_word

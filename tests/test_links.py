@@ -305,7 +305,7 @@ def test_the_command_prints_and_gives_json(script: Script, run: Path) -> None:
     answer = script(COMPARE, *options)
     assert answer.code == 0 and answer.err.splitlines() == [
         "this model has not been trained on the tales it reads here",
-        "reading 1 fresh networks of the same configuration",
+        "reading 1 fresh network of the same configuration",
     ]
     assert all(len(line) <= 80 for line in answer.out.splitlines()[1:])
     assert "links in 2 stories, read in windows of 192" in answer.out and "left out: " in answer.out
@@ -319,12 +319,12 @@ def test_the_command_prints_and_gives_json(script: Script, run: Path) -> None:
     assert {row["head"] for row in found["masses"]} == {"L0H0", "L0H1"}
     assert all(0 <= row["mass"] <= 1 for row in found["masses"])
     again = script(COMPARE, *options, "--json")
-    assert again.json == found and "fresh networks" not in again.err, "the same numbers again, and kept"
+    assert again.json == found and "fresh network" not in again.err, "the same numbers again, and kept"
     (kept,) = (run / "attention").glob("links-*.npy")
     for damaged in (b"", kept.read_bytes()[:-1], np.lib.format.magic(1, 0)):
         kept.write_bytes(damaged)
         anew = script(COMPARE, *options, "--json")
-        assert anew.json == found and "reading 1 fresh networks" in anew.err
+        assert anew.json == found and "reading 1 fresh network " in anew.err
 
 
 # ── as a reference ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -122,13 +122,13 @@ def test_mistakes_in_sampling(trained: Trained, script: Script, words: tuple[str
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--text", "a"), "--text: 1 tokens; at least 2 are needed, since the first is not predicted"),
+        (("--text", "a"), "--text: 1 token; at least 2 are needed, since the first is not predicted"),
         (("--text", ""), "--text: 0 tokens"),
         (("--text", "Ω"), "'Ω' (U+03A9)"),
         (("--file", "nowhere.txt"), "nowhere.txt: "),
         (("--verify", "5"), "no checkpoint of step 5; there are steps 0, "),
         (("--verify", "0"), "no checkpoint before step 0 to begin at"),
-        (("--source", "train"), "argument --source: invalid choice: 'train'"),
+        (("--source", "train"), "--source train: no part of the run's text and no text of that name; known are val, "),
         (("--file", __file__, "--encoding", "ebcdic"), "--encoding = ebcdic: not a text encoding that Python knows"),
         (("--file", __file__, "--encoding", "base64"), "--encoding = base64: not a text encoding"),
         (("--file", __file__, "--encoding", "undefined"), "--encoding = undefined: not a text encoding"),

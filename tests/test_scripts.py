@@ -199,7 +199,7 @@ def test_a_replay_says_whether_the_bits_agree(trained: Trained, script: Script, 
         save_checkpoint(copy / "checkpoints" / saved.path.name, arrays, header)
     forged = script(EVALUATE, copy, "--verify", 30)
     assert forged.code == 1
-    assert forged.out == "steps 20 to 30: 1 tensors differ, the first is model.token_embedding.weight\n"
+    assert forged.out == "steps 20 to 30: trained anew, other bits in 1 tensor, first in model.token_embedding.weight\n"
     assert script(EVALUATE, copy, "--verify", 30, "--json").json == {
         "from": 20, "to": 30, "equal": False, "different": ["model.token_embedding.weight"],
     }  # fmt: skip

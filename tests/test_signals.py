@@ -72,7 +72,7 @@ def test_signals_save_and_say_how_to_go_on(tiny: Tables, tmp_path: Path) -> None
 
 TWICE = """
 import signal
-from minigpt.cli import StopSignal
+from minigpt.signals import StopSignal
 with StopSignal() as stop:
     stop()
     signal.raise_signal(signal.SIGINT)

@@ -65,7 +65,7 @@ def test_unseen_characters_can_be_left_out(
     [
         (["--length", "17"], "--length = 17: must be at least 2 and at most the context, 16"),
         (["--sequences", "0"], "--sequences = 0: must be at least 1"),
-        (["--text", ""], r"--text with <\|end\|> in front: 1 tokens; at least 2 are needed"),
+        (["--text", ""], r"--text with <\|end\|> in front: 1 token; at least 2 are needed"),
         (["--file", "nowhere.txt"], "nowhere.txt: cannot be read"),
         (["--text", "a", "--source", "test"], "not allowed with argument"),
     ],
