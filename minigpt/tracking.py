@@ -153,7 +153,7 @@ class Tracker:
             if isinstance(error, OSError):
                 self.say(f"could not write {sink} ({error.strerror or error}); training goes on without it")
             else:
-                self.say(f"{error} Training goes on without it")
+                self.say(f"{error} (training goes on without it)")
 
     # ── the places ─────────────────────────────────────────────────────────────────────────────────────────────
 

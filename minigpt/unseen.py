@@ -27,7 +27,7 @@ class UnseenError(UserError):
 
     def in_source(self, name: str) -> UserError:
         """The same of a text to train on."""
-        return UserError(self._sentence("--data.unseen", "in evaluate.py --unseen", where=f", in {name}"))
+        return UserError(self._sentence("--data.unseen", "outside train.py --unseen", where=f", in {name}"))
 
     def _sentence(self, option: str, elsewhere: str, where: str = "") -> str:
         return (

@@ -114,6 +114,19 @@ def test_weights_that_do_not_give_the_output_are_refused() -> None:
         attention_maps(model, text(5))
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("blocks.0.attn.value_linear", "the attention of layer 0"), ("blocks.0.mlp.down_linear", "what layer 1 reads")],
+)
+def test_finite_weights_whose_numbers_overflow_are_told(name: str, told: str) -> None:
+    model = trained_like()
+    with torch.no_grad():
+        model.get_parameter(f"{name}.weight").mul_(1e38)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    with pytest.raises(UserError, match=f"^{told} overflows: training diverged; take an earlier step$"):
+        attention_maps(model, text(5))
+
+
 def test_changed_weights_change_what_follows_and_nothing_before() -> None:
     """Head 2 of layer 1 forced to its own position: its result is its value, layer 0 is as it was, the end is not."""
     model, tokens = trained_like(), text(CONTEXT)[None]

@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Tables
-from running import EVALUATE, GENERATE, TRAIN, Script, Trained
+from running import EVALUATE, GENERATE, ROOT, TRAIN, Script, Trained
 from tiny_runs import begun
 
 from minigpt.checkpoint import save_checkpoint
+
+COMPARE = ROOT / "scripts" / "compare_attention.py"
 
 
 @pytest.fixture
@@ -165,7 +167,9 @@ def test_a_file_in_another_encoding_is_told_with_the_options_there_are(
     file.write_bytes("the café".encode("cp1252"))
     answer = script(EVALUATE, trained.path, "--file", file)
     assert answer.code == 2 and f"{file}: byte 7 (0xe9) is not utf-8 text; name the file's encoding" in answer.err
-    assert "evaluate.py --encoding" in answer.err and "--data.tokenizer" not in answer.err
+    assert "outside train.py --encoding" in answer.err and "--data.tokenizer" not in answer.err
+    for words in ((EVALUATE, trained.path), (COMPARE, "heads", trained.path, "--ref", "previous")):
+        assert script(*words, "--file", file, "--encoding", "cp1252").code == 0
     assert script(EVALUATE, trained.path, "--file", file, "--encoding", "cp1252").code == 0
 
 

@@ -3,19 +3,24 @@
 Most calls run the script's file in this process; those that depend on the interpreter run in one of their own.
 """
 
+import hashlib
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 from conftest import tiny_tables
 from running import EVALUATE, FOREIGN, GENERATE, ROOT, TRAIN, Script, Trained, as_options, command, environment
 from tiny_runs import assert_same_bits, rows
 
 from minigpt.checkpoint import find_checkpoint, save_checkpoint
 from minigpt.tokenizer import tokenizer_from_dict
+
+COMPARE = ROOT / "scripts" / "compare_attention.py"
 
 # ── the way from text to sample ────────────────────────────────────────────────────────────────────────────────
 
@@ -95,7 +100,10 @@ def test_unseen_characters_can_be_skipped_or_replaced(trained: Trained, script: 
     )
     prompt = ("--prompt", "aZ ü", "--unseen", "skip", "--max-new-tokens", 1)
     lost = "2 of 4 characters left out: the tokenizer has never seen them\n"
-    assert script(GENERATE, trained.path, *prompt, "--num-samples", 3).err == lost
+    told = script(GENERATE, trained.path, *prompt, "--num-samples", 3)
+    assert told.err == lost and told.out.splitlines()[1].startswith("a "), "shown as the model got it"
+    typed = script(GENERATE, trained.path, "--interactive", "--unseen", "replace", "--max-new-tokens", 1, typed="aZb\n")
+    assert typed.out.startswith("a b")
     assert script(EVALUATE, trained.path, "--text", "aZ ü", "--unseen", "skip").err == lost
     assert known == skipped == replaced, "what the model saw, for the replacement a space"
     scores = [
@@ -203,6 +211,42 @@ def test_a_replay_says_whether_the_bits_agree(trained: Trained, script: Script, 
     assert script(EVALUATE, copy, "--verify", 30, "--json").json == {
         "from": 20, "to": 30, "equal": False, "different": ["model.token_embedding.weight"],
     }  # fmt: skip
+
+
+def test_a_known_text_can_be_scored_and_looked_at(
+    trained: Trained, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poem = "the clock forgets the wet rope.\n"
+    (trained.path.parent.parent / "cache" / "poem.txt").write_text(poem, encoding="utf-8", newline="\n")
+    row = {"address": "https://poems.test/poem.txt", "licence": "", "kind": "text", "about": ""}
+    row["sha256"] = hashlib.sha256(poem.encode()).hexdigest()
+    (tmp_path / "sources.toml").write_text(tomli_w.dumps({"poem": row}), encoding="utf-8")
+    monkeypatch.setattr("minigpt.sources.SOURCES_FILE", tmp_path / "sources.toml")
+    found = script(EVALUATE, trained.path, "--source", "poem", "--json").json
+    assert (found["text"], found["tokens"]) == ("poem", len(poem)), "all of it: <|end|> is in front"
+    answer = script(COMPARE, "heads", trained.path, "--source", "poem", "--ref", "previous")
+    assert answer.code == 0 and "2 sequences of 16 tokens" in answer.out
+    unknown = script(EVALUATE, trained.path, "--source", "poen")
+    assert unknown.code == 2 and "no text of that name; did you mean poem?; or see --file" in unknown.err
+
+
+def test_a_damaged_checkpoint_is_told_once_a_command(trained: Trained, script: Script, tmp_path: Path) -> None:
+    run = tmp_path / "copy"
+    shutil.copytree(trained.path, run, ignore=shutil.ignore_patterns("tensorboard"))
+    newest = run / "checkpoints" / "step-00000040.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-10])
+    begin = ("--run.dir", tmp_path / "next", "--train.max-steps", 41, "--data.cache-dir", tmp_path / "cache")
+    for words in (
+        (GENERATE, run),
+        (EVALUATE, run, "--which", "last"),
+        (COMPARE, "heads", run, "--ref", "previous"),
+        (COMPARE, "sentences", run, "the boat", "--which", 0, "--which", "best", "--which", "last"),
+        (TRAIN, "--init-from", run, *begin),
+        (TRAIN, "--resume", run, *begin[2:]),
+    ):
+        answer = script(*words)
+        assert answer.code == 0, answer.err
+        assert answer.err.count(str(newest)) == 1 and answer.err.count("passed over: using step") == 1
 
 
 # ── other languages and other machines' settings ───────────────────────────────────────────────────────────────
