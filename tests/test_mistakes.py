@@ -1,5 +1,6 @@
 """Whatever a user gets wrong on a command line: one sentence on stderr, exit code 2, and nothing left behind."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -183,3 +184,22 @@ def test_a_changed_text_is_told_when_scoring(tiny: Tables, script: Script) -> No
     source.write_text(source.read_text(encoding="utf-8")[:-40], encoding="utf-8")
     answer = script(EVALUATE, run.path)
     assert (answer.code, answer.err) == (0, f"{source}: the text has changed since the run began\n")
+
+
+def test_a_damaged_checkpoint_is_told_once_a_command(trained: Trained, script: Script, tmp_path: Path) -> None:
+    run = tmp_path / "copy"
+    shutil.copytree(trained.path, run, ignore=shutil.ignore_patterns("tensorboard"))
+    newest = run / "checkpoints" / "step-00000040.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-10])
+    begin = ("--run.dir", tmp_path / "next", "--train.max-steps", 41, "--data.cache-dir", tmp_path / "cache")
+    for words in (
+        (GENERATE, run),
+        (EVALUATE, run, "--which", "last"),
+        (COMPARE, "heads", run, "--ref", "previous"),
+        (COMPARE, "sentences", run, "the boat", "--which", 0, "--which", "best", "--which", "last"),
+        (TRAIN, "--init-from", run, *begin),
+        (TRAIN, "--resume", run, *begin[2:]),
+    ):
+        answer = script(*words)
+        assert answer.code == 0, answer.err
+        assert answer.err.count(str(newest)) == 1 and answer.err.count("passed over: using step") == 1

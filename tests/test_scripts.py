@@ -5,7 +5,6 @@ Most calls run the script's file in this process; those that depend on the inter
 
 import hashlib
 import math
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -228,25 +227,6 @@ def test_a_known_text_can_be_scored_and_looked_at(
     assert answer.code == 0 and "2 sequences of 16 tokens" in answer.out
     unknown = script(EVALUATE, trained.path, "--source", "poen")
     assert unknown.code == 2 and "no text of that name; did you mean poem?; or see --file" in unknown.err
-
-
-def test_a_damaged_checkpoint_is_told_once_a_command(trained: Trained, script: Script, tmp_path: Path) -> None:
-    run = tmp_path / "copy"
-    shutil.copytree(trained.path, run, ignore=shutil.ignore_patterns("tensorboard"))
-    newest = run / "checkpoints" / "step-00000040.safetensors"
-    newest.write_bytes(newest.read_bytes()[:-10])
-    begin = ("--run.dir", tmp_path / "next", "--train.max-steps", 41, "--data.cache-dir", tmp_path / "cache")
-    for words in (
-        (GENERATE, run),
-        (EVALUATE, run, "--which", "last"),
-        (COMPARE, "heads", run, "--ref", "previous"),
-        (COMPARE, "sentences", run, "the boat", "--which", 0, "--which", "best", "--which", "last"),
-        (TRAIN, "--init-from", run, *begin),
-        (TRAIN, "--resume", run, *begin[2:]),
-    ):
-        answer = script(*words)
-        assert answer.code == 0, answer.err
-        assert answer.err.count(str(newest)) == 1 and answer.err.count("passed over: using step") == 1
 
 
 # ── other languages and other machines' settings ───────────────────────────────────────────────────────────────
