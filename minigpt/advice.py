@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from minigpt.config import Config
+from minigpt.console import counted
 from minigpt.corpus import Corpus
 from minigpt.tokenizer import END
 from minigpt.training import Reporter
@@ -28,8 +29,8 @@ def before_training(config: Config, corpus: Corpus) -> Iterator[str]:
     if epochs > MANY_EPOCHS:
         fewer = max(1, math.ceil(MANY_EPOCHS / 4 * tokens / step_tokens))
         yield (
-            f"the text is small: {config.train.max_steps} steps read it {epochs:.0f} times and will learn it by heart; "
-            f"more text, --train.max-steps {fewer}, or --model.dropout 0.2 and --train.early-stop 3"
+            f"the text is small: {counted(config.train.max_steps, 'step')} will read it {epochs:.0f} times and learn "
+            f"it by heart; more text, --train.max-steps {fewer}, or --model.dropout 0.2 and --train.early-stop 3"
         )
     if config.optim.name == "adamw" and config.optim.lr > HIGH_ADAMW_RATE:
         yield f"optim.lr = {config.optim.lr:g} is high for adamw, which has one rate for all: 0.001 to 0.003 is usual"
@@ -38,8 +39,8 @@ def before_training(config: Config, corpus: Corpus) -> Iterator[str]:
         mean = tokens / documents
         shorter = 2 ** math.ceil(math.log2(2 * mean))
         yield (
-            f"documents have {mean:.0f} tokens on average, far fewer than model.context_length = {context}: "
-            f"--model.context-length {max(8, shorter)} trains faster and loses little"
+            f"documents have {counted(round(mean), 'token')} on average, far fewer than "
+            f"model.context_length = {context}: --model.context-length {max(8, shorter)} trains faster and loses little"
         )
 
 

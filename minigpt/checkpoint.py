@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,9 @@ from safetensors.numpy import save
 
 from minigpt import __version__
 from minigpt.config import Config, validate
+from minigpt.console import say
 from minigpt.errors import UserError
+from minigpt.files import write_whole
 
 FORMAT = 1
 """Version of the file's layout; a reader refuses any other."""
@@ -89,27 +90,6 @@ def save_checkpoint(path: Path, tensors: Mapping[str, np.ndarray], metadata: Map
     header = _plain({"format": FORMAT, "versions": versions(), **metadata})
     header["checksum"] = _checksum(arrays, header)
     write_whole(path, save(arrays, {"minigpt": _to_json(header)}))
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that ``path`` holds either its old content or the new one, never a part, even if power fails.
-
-    Raises:
-        UserError: if it can't be written; what was there before is untouched and nothing half-written stays.
-    """
-    temporary = path.with_name(f".{path.stem}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"could not write {path} ({error.strerror or error}): is the disk full?") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def read_checkpoint(path: Path, *, verify: bool = False) -> Checkpoint:
@@ -187,12 +167,8 @@ def prune(folder: Path, keep_last: int) -> list[Path]:
     return deleted
 
 
-def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr)
-
-
 def find_checkpoint(
-    run_or_file: str | Path, which: str = "best", *, verify: bool = False, say: Callable[[str], None] = _say
+    run_or_file: str | Path, which: str = "best", *, verify: bool = False, say: Callable[[str], None] = say
 ) -> Checkpoint:
     """The checkpoint meant by a run folder and ``"best"``, ``"last"`` or a step, or by one checkpoint file.
 

@@ -10,12 +10,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Literal, NoReturn, Self, get_args, get_origin
+from typing import Literal, NoReturn, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from minigpt.config import Config, nearest, section_class
-from minigpt.errors import TrainingStopped, UserError
+from minigpt.errors import CheckFailed, TrainingStopped, UserError
+from minigpt.signals import raised_interrupts
+
+TYPED_TEXT = ("train.sample_prompt", "inspect.text")  # keys whose value is text to be read, not a name or path
 
 
 def run_script(main: Callable[[], int | None]) -> None:
@@ -29,8 +32,12 @@ def run_script(main: Callable[[], int | None]) -> None:
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
     try:
+        raised_interrupts()
         code = main()
         sys.stdout.flush()
+    except CheckFailed as error:
+        print(f"failed: {error}", file=sys.stderr)
+        code = 1
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
@@ -38,54 +45,12 @@ def run_script(main: Callable[[], int | None]) -> None:
         print(f"stopped: {stop}", file=sys.stderr)
         code = 3
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         code = 128 + signal.SIGINT
     except BrokenPipeError:  # whoever read the output, such as head, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python would complain when it ends
         code = 0
     sys.exit(code or 0)
-
-
-TYPED_TEXT = ("train.sample_prompt", "inspect.text")  # keys whose value is text to be read, not a name or path
-
-
-class StopSignal:
-    """Ctrl-C or a request to end, caught while the context is open: the first is noted, the second ends at once.
-
-    Before the training has asked for the first time there is nothing to save: one ends the program, which clears up.
-    """
-
-    def __init__(self) -> None:
-        self.number, self._asked = 0, False
-        # Ctrl-Break exists on Windows alone.
-        self._caught = [signal.SIGINT, signal.SIGTERM, *([signal.SIGBREAK] if sys.platform == "win32" else [])]
-
-    def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._note) for number in self._caught}
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def __call__(self) -> bool:
-        """Whether one has come."""
-        self._asked = True
-        return self.number > 0
-
-    @property
-    def exit_code(self) -> int:
-        """128 + the signal's number, by custom; 0 where none has come."""
-        return 128 + self.number if self.number else 0
-
-    def _note(self, number: int, _frame: object) -> None:
-        if self.number:
-            os._exit(128 + number)
-        self.number = number
-        after = b"stopping after this step and saving; once more ends at once"
-        with contextlib.suppress(OSError):
-            os.write(2, b"\n%b\n" % (after if self._asked else b"ended before the training began"))
-        if not self._asked:
-            raise SystemExit(128 + number)
 
 
 def unescape(text: str) -> str:

@@ -52,7 +52,7 @@ class RunConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="arithmetic of the forward"
     )
-    threads: CountOrAuto = Field(default=0, description="CPU threads; 0: all cores")
+    threads: CountOrAuto = Field(default=0, description="CPU threads; 0: OMP_NUM_THREADS, or all cores")
     compile: bool = Field(default=False, description="torch.compile the model (pays on long GPU runs)")
     overwrite: bool = Field(default=False, description="move a run of the same name aside first")
 

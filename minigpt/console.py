@@ -1,6 +1,7 @@
-"""Text on a terminal: what of it must not get there as it is, and how many columns it takes."""
+"""Text on a terminal: what of it must not get there as it is, how many columns it takes, what is told beside it."""
 
 import re
+import sys
 import unicodedata
 from collections.abc import Iterator
 
@@ -24,9 +25,14 @@ def wrapped(text: str, width: int) -> str:
     return "\n".join(row for line in text.expandtabs().splitlines() for row in (_rows(line, width) if line else [""]))
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 layer``, ``2 layers``, ``1,300 steps``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def counted(number: int, noun: str, several: str = "") -> str:
+    """``1 layer``, ``2 layers``, ``1,300 steps``; ``several`` is the plural where it takes more than an s."""
+    return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
+
+
+def say(sentence: str) -> None:
+    """Tell on stderr, beside what a command prints."""
+    print(sentence, file=sys.stderr)
 
 
 def _rows(line: str, width: int) -> Iterator[str]:

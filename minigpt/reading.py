@@ -100,7 +100,7 @@ def _decoded(path: Path, encoding: str) -> Iterator[str]:
                 if at_start and (other := _seems_utf16(text, block)):
                     raise WrongEncodingError(
                         f"{path}: more than a tenth of its characters are NUL, as in {other} without a byte order "
-                        f"mark; then say so (--data.encoding {other}; in evaluate.py --encoding), or remove them"
+                        f"mark; then say so (--data.encoding {other}; outside train.py --encoding), or remove them"
                     )
                 if text:
                     yield text.removeprefix("\ufeff") if at_start else text
@@ -113,13 +113,13 @@ def _decoded(path: Path, encoding: str) -> Iterator[str]:
         offset = position + len(block) - len(error.object) + error.start
         raise WrongEncodingError(
             f"{path}: byte {offset} (0x{error.object[error.start]:02x}) is not {encoding} text; name the file's "
-            "encoding (--data.encoding; in evaluate.py --encoding), such as cp1252, gb18030, shift_jis or utf-16 (a "
+            "encoding (--data.encoding; outside train.py --encoding), such as cp1252, gb18030, shift_jis or utf-16 (a "
             "run with the tokenizer byte takes any bytes as they are)"
         ) from None
     except UnicodeError as error:  # of some decoders, which do not say where
         raise WrongEncodingError(
-            f"{path}: is not {encoding} text ({error}); name the file's encoding (--data.encoding; in evaluate.py "
-            "--encoding), such as utf-16-le where a byte order mark is missing"
+            f"{path}: is not {encoding} text ({error}); name the file's encoding (--data.encoding; outside "
+            "train.py --encoding), such as utf-16-le where a byte order mark is missing"
         ) from None
     except OSError as error:
         raise unreadable(path, error) from None

@@ -21,13 +21,13 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-from minigpt.checkpoint import versions, write_whole
+from minigpt.checkpoint import versions
 from minigpt.config import DEFAULT_CONFIG, Config, differences, merge, read_toml, to_toml, validate
+from minigpt.console import counted
 from minigpt.errors import UserError
+from minigpt.files import move_aside, safe_name, write_whole
 
 MOST_THREADS = 16  # a core
-_FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
-_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,14 @@ def run_name(config: Config, config_path: str | Path | None, source_given: bool)
     """
     name = config.run.name
     if name:
-        if name != _safe_name(name):
-            raise UserError(f"run.name = {name}: must be a folder name that every system allows, as {_safe_name(name)}")
+        if name != safe_name(name):
+            raise UserError(f"run.name = {name}: must be a folder name that every system allows, as {safe_name(name)}")
         return name
     if not source_given:
-        return _safe_name(Path(config_path or DEFAULT_CONFIG).stem)
+        return safe_name(Path(config_path or DEFAULT_CONFIG).stem)
     parts = Path(os.path.abspath(config.data.source)).parts[1:]
     plain = [part for part in parts if not re.search(r"[*?\[\]]", part)]  # a glob is named by its folder
-    return _safe_name(Path(plain[-1]).stem if plain else "")
+    return safe_name(Path(plain[-1]).stem if plain else "")
 
 
 def create_run(config: Config) -> RunFolder:
@@ -129,7 +129,8 @@ def create_run(config: Config) -> RunFolder:
     path = Path(config.run.dir) / config.run.name
     try:
         if _is_run(path) and config.run.overwrite:
-            _move_aside(path)
+            _locked(path).release()  # not from under a process that trains
+            move_aside(path)
         _refuse_used(path)
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -161,8 +162,7 @@ def as_word(path: Path) -> str:
     return f'"{path}"' if " " in str(path) else str(path)
 
 
-def _is_run(path: Path) -> bool:
-    # Unlike the methods of Path these have an answer for names that no system takes.
+def _is_run(path: Path) -> bool:  # by os.path, which unlike Path has an answer for names that no system takes
     return os.path.isfile(path / "config.toml") or os.path.isdir(path / "checkpoints")
 
 
@@ -185,24 +185,6 @@ def _locked(path: Path) -> FileLock:
     except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
         raise UserError(f"{path}: can't lock the run's folder ({error})") from None
     return lock
-
-
-def _move_aside(path: Path) -> None:
-    _locked(path).release()  # not from under a process that trains
-    number = 1
-    while (aside := path.with_name(f"{path.name}.old-{number}")).exists():
-        number += 1
-    try:
-        path.rename(aside)
-    except OSError as error:
-        raise UserError(f"{path}: can't move the old run to {aside} ({error.strerror or error})") from None
-
-
-def _safe_name(text: str) -> str:
-    """The text, changed to what every system allows as a folder's name."""
-    name = _FORBIDDEN.sub("_", text.encode("utf-8", "replace").decode()).strip(" .")
-    name = name.encode()[:100].decode(errors="ignore").rstrip(" .") or "run"
-    return f"_{name}" if _RESERVED.fullmatch(name) else name
 
 
 def _step(line: bytes) -> float:
@@ -324,14 +306,15 @@ def needs_loss_scaler(device: str, dtype: str) -> bool:
 
 
 def choose_threads(asked: int, processes: int = 1) -> int:
-    """``run.threads``, or for 0 the number of cores that this process may use, its share where several run here.
+    """``run.threads``; for 0 OMP_NUM_THREADS, or else the cores this process may use, its share where several run here.
 
     Raises:
         UserError: for so many that the machine would not get to work.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if asked > MOST_THREADS * cores:
-        raise UserError(f"run.threads = {asked}: this machine has {cores} cores; choose at most {MOST_THREADS * cores}")
-    if asked:
-        return asked
-    return max(1, cores // processes)
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # of nested loops the outermost
+    wished = first.isdecimal() and (processes == 1 or first != "1")  # torchrun sets it to 1 where nobody else has
+    threads, key = (asked, "run.threads") if asked else (int(first) if wished else 0, "OMP_NUM_THREADS")
+    if threads > (most := MOST_THREADS * cores):
+        raise UserError(f"{key} = {threads}: this machine has {counted(cores, 'core')}; choose at most {most}")
+    return threads or max(1, cores // processes)

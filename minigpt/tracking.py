@@ -32,7 +32,6 @@ METRICS = {
     "grad_norm": "train/grad_norm",
     "tokens_seen": "train/tokens_seen",
     "tokens_per_second": "speed/tokens_per_second",
-    "peak_share": "speed/peak_share",
     "seconds": "speed/seconds",
 }
 """Names of the known numbers in ``metrics.jsonl``, in their order there, and in TensorBoard."""
@@ -154,7 +153,7 @@ class Tracker:
             if isinstance(error, OSError):
                 self.say(f"could not write {sink} ({error.strerror or error}); training goes on without it")
             else:
-                self.say(f"{error} Training goes on without it")
+                self.say(f"{error} (training goes on without it)")
 
     # ── the places ─────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,6 +1,6 @@
-"""Characters that a character tokenizer has never seen: what is said where they stop it, and where they are lost."""
+"""Characters that a character tokenizer has never seen: what is said where they stop it, what is left without them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +27,7 @@ class UnseenError(UserError):
 
     def in_source(self, name: str) -> UserError:
         """The same of a text to train on."""
-        return UserError(self._sentence("--data.unseen", "in evaluate.py --unseen", where=f", in {name}"))
+        return UserError(self._sentence("--data.unseen", "outside train.py --unseen", where=f", in {name}"))
 
     def _sentence(self, option: str, elsewhere: str, where: str = "") -> str:
         return (
@@ -39,9 +39,19 @@ class UnseenError(UserError):
 def encoded(tokenizer: "Tokenizer", text: str, say: Callable[[str], None]) -> NDArray[np.int32]:
     """``tokenizer.encode(text)``; ``say`` is told how much of it was lost."""
     ids = tokenizer.encode(text)
-    if lost := tokenizer.count_unseen(text):
-        say(lost_note(tokenizer, lost, len(text)))
+    tell_lost(tokenizer, [text], say)
     return ids
+
+
+def tell_lost(tokenizer: "Tokenizer", texts: Sequence[str], say: Callable[[str], None]) -> None:
+    """Say how much of some texts the tokenizer leaves out or replaces, if anything."""
+    if lost := sum(map(tokenizer.count_unseen, texts)):
+        say(lost_note(tokenizer, lost, sum(map(len, texts))))
+
+
+def as_read(tokenizer: "Tokenizer", text: str) -> str:
+    """A text as the model gets it: without what the tokenizer leaves out, with what it puts for it."""
+    return tokenizer.decode(tokenizer.encode(text).tolist()) if tokenizer.count_unseen(text) else text
 
 
 def lost_note(tokenizer: "Tokenizer", lost: int, characters: int) -> str:

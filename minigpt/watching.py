@@ -8,6 +8,7 @@ from torch import nn
 from minigpt.assembly import Parts
 from minigpt.config import Config
 from minigpt.console import counted, visible, wrapped
+from minigpt.errors import CheckFailed, UserError
 from minigpt.inspection.capture import attention_maps
 from minigpt.inspection.film import add_frame, begin_film, frame_rows, probe_of, strongest
 from minigpt.inspection.picture import attention_grid
@@ -89,7 +90,7 @@ def attention_watcher(parts: Parts, tracker: Tracker, folder: Path, begun: int) 
     def look(step: int, model: nn.Module) -> None:
         try:
             maps = attention_maps(model, tokens)
-        except ArithmeticError as error:  # a picture is no reason to end a training
+        except (UserError, CheckFailed) as error:  # a picture is no reason to end a training
             tracker.say(f"no picture of attention at step {step}: {error}")
             return
         rows = frame_rows(step, maps, probe)

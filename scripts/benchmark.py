@@ -10,6 +10,11 @@ Contenders take turns; medians and quartiles are shown. Figures taken while othe
 claim, with exit code 1. Options of train.py that are given here, --data.source and --train.max-steps, are handed on.
 """
 
+from minigpt.signals import quiet_interrupts
+
+if __name__ == "__main__":
+    quiet_interrupts()  # before the imports below, which take their time
+
 import argparse
 import json
 import os

@@ -2,6 +2,11 @@
 what a trained model has learned.
 """
 
+from minigpt.signals import quiet_interrupts
+
+if __name__ == "__main__":
+    quiet_interrupts()  # before the imports below, which take their time
+
 import argparse
 import sys
 from importlib import import_module

@@ -10,6 +10,11 @@ mps runs it in torch. A terminal is shown control characters as \\x1b; in a file
 or a pipe they are as the model wrote them.
 """
 
+from minigpt.signals import quiet_interrupts
+
+if __name__ == "__main__":
+    quiet_interrupts()  # before the imports below, which take their time
+
 import argparse
 import json
 import sys
@@ -24,7 +29,7 @@ from minigpt.errors import UserError
 from minigpt.reading import normalise_newlines
 from minigpt.sampling import Engine, SamplingOptions, StreamDecoder, generate, until_stop
 from minigpt.tokenizer import END, Tokenizer, tokenizer_from_dict
-from minigpt.unseen import encoded
+from minigpt.unseen import as_read, encoded
 
 
 def main() -> None:
@@ -141,7 +146,7 @@ def write_sample(writer: Writer, prompt: str, number: int, options: argparse.Nam
     if not options.json:
         if options.num_samples > 1:
             print(f"── sample {number + 1} of {options.num_samples} ──")
-        show(prompt)
+        show(as_read(writer.tokenizer, prompt))
     for piece in stream:
         pieces.append(piece)
         if not options.json:
@@ -162,7 +167,7 @@ def converse(writer: Writer) -> None:
         prompt = normalise_newlines(unescape(line.removesuffix("\n")))
         try:
             stream = writer.write(prompt)
-            show(prompt)
+            show(as_read(writer.tokenizer, prompt))
             for piece in stream:
                 show(piece)
             print()

@@ -8,12 +8,17 @@ go on with it later.
   python scripts/train.py --init-from runs/bard --data.source other.txt
 """
 
+from minigpt.signals import StopSignal, quiet_interrupts
+
+if __name__ == "__main__":
+    quiet_interrupts()  # before the imports below, which take their time
+
 import argparse
 import time
 from pathlib import Path
 from typing import Any
 
-from minigpt.cli import StopSignal, add_config_options, config_overrides, parse_options, run_script
+from minigpt.cli import add_config_options, config_overrides, parse_options, run_script
 from minigpt.config import DEFAULT_CONFIG, merge, read_toml, validate
 from minigpt.errors import UserError
 from minigpt.run import as_word

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from minigpt.attention import CausalSelfAttention
 from minigpt.config import validate
-from minigpt.errors import UserError
+from minigpt.errors import CheckFailed, UserError
 from minigpt.inspection.capture import attention_maps, looking
 from minigpt.inspection.heads import Head, parse_head
 from minigpt.inspection.picture import attention_grid
@@ -110,7 +110,20 @@ def test_weights_that_do_not_give_the_output_are_refused() -> None:
     assert isinstance(layer, CausalSelfAttention)
     combine = layer.combine
     layer.combine = lambda heads: combine(heads * 1.01)  # type: ignore[method-assign]
-    with pytest.raises(ArithmeticError, match="output only to"):
+    with pytest.raises(CheckFailed, match="layer 1: the attention weights give its output only to 0"):
+        attention_maps(model, text(5))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("blocks.0.attn.value_linear", "the attention of layer 0"), ("blocks.0.mlp.down_linear", "what layer 1 reads")],
+)
+def test_finite_weights_whose_numbers_overflow_are_told(name: str, told: str) -> None:
+    model = trained_like()
+    with torch.no_grad():
+        model.get_parameter(f"{name}.weight").mul_(1e38)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    with pytest.raises(UserError, match=f"^{told} overflows: training diverged; take an earlier step$"):
         attention_maps(model, text(5))
 
 

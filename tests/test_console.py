@@ -45,6 +45,7 @@ def test_nothing_but_blanks_is_lost(text: str, limit: int) -> None:
 
 def test_numbers_and_their_nouns() -> None:
     assert [counted(n, "step") for n in (0, 1, 2, 1300)] == ["0 steps", "1 step", "2 steps", "1,300 steps"]
+    assert [counted(n, "story", "stories") for n in (1, 2)] == ["1 story", "2 stories"]
     assert [amount_of_text(n) for n in (0.000851, 0.085, 0.99, 0.996, 1.0, 1.26, 20.4, 1300.0)] == [
         "0.085 % of an epoch", "8.5 % of an epoch", "99 % of an epoch", "1 epoch", "1 epoch", "1.3 epochs",
         "20 epochs", "1,300 epochs",

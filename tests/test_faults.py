@@ -166,6 +166,26 @@ def test_weights_that_are_no_numbers_are_told_by_all_scripts(
     assert answer.code == 3 and answer.err.splitlines()[-1].startswith("stopped: step 3: loss nan")
 
 
+@pytest.mark.parametrize(
+    ("name", "overflows"),
+    [("attn.value_linear", "the attention of layer 0"), ("mlp.down_linear", "the network's output")],
+)
+def test_finite_weights_that_overflow_are_told_by_all_that_look(
+    tiny: Tables, script: Script, name: str, overflows: str
+) -> None:
+    run = begun(tiny, stop=after(2), data={"tokenizer": "byte"}, model={"context_length": 192}).path
+    saved = find_checkpoint(run, "last")
+    arrays = {f"{kind}.{n}": a for kind in ("model", "optimizer") for n, a in saved.tensors(kind).items()}
+    arrays[f"model.blocks.0.{name}.weight"][:] = 3e38
+    save_checkpoint(saved.path, arrays, {key: v for key, v in saved.metadata.items() if key != "checksum"})
+    parts: list[tuple[object, ...]] = [("ablate",), ("replace", "--all"), ("links", "--stories", 1, "--fresh", 0)]
+    parts += [("heads",), ("sentences", "the boat")] if "attn" in name else []
+    for part, *words in parts:
+        answer = script(COMPARE, part, run, *words, "--which", "last")
+        sentence = f"error: {overflows} overflows: training diverged; take an earlier step"
+        assert (answer.code, answer.out, answer.err.splitlines()[-1]) == (2, "", sentence), part
+
+
 def test_a_loss_spike_is_survived_and_the_best_kept(make_run: MakeRun) -> None:
     """Weights thrown far away once: training goes on, and the best checkpoint is the one before."""
     run, saved = make_run(train={"max_steps": 60, "eval_interval": 10}), {}

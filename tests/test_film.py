@@ -135,7 +135,7 @@ def test_a_full_disk(tiny: Tables, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert begun(tiny).progress.step == 20
     said = [line for line in capsys.readouterr().err.splitlines() if "goes on without it" in line.lower()]
     reason = "could not write step-00000000.npy (No space left on device): is the disk full?"
-    assert said == [f"{reason} Training goes on without it"]
+    assert said == [f"{reason} (training goes on without it)"]
 
 
 # ── what is looked at ──────────────────────────────────────────────────────────────────────────────────────────

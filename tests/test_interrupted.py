@@ -12,7 +12,7 @@ from running import TRAIN, Script, as_options, command, environment
 from tiny_runs import begun, contents
 
 from minigpt.checkpoint import list_checkpoints
-from minigpt.cli import StopSignal
+from minigpt.signals import StopSignal
 
 
 def signal_at(patch: pytest.MonkeyPatch, place: str, number: int, *, call: int = 1) -> None:
@@ -84,7 +84,7 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np
 from minigpt.checkpoint import checkpoint_path, save_checkpoint
-from minigpt.cli import StopSignal
+from minigpt.signals import StopSignal
 def sync(_file):
     signal.raise_signal(signal.SIGINT)
     signal.raise_signal(signal.SIGTERM)

@@ -33,7 +33,7 @@ from minigpt.inspection.links import (
 from minigpt.inspection.subject import load_subject
 from minigpt.model import GPT
 from minigpt.tasks import tales
-from minigpt.tokenizer import train_tokenizer
+from minigpt.tokenizer import END, CharTokenizer, train_tokenizer
 
 COMPARE = ROOT / "scripts" / "compare_attention.py"
 VOCAB, CONTEXT, ASKS, NAMES = 12, 24, 3, (5, 6, 7)
@@ -305,7 +305,7 @@ def test_the_command_prints_and_gives_json(script: Script, run: Path) -> None:
     answer = script(COMPARE, *options)
     assert answer.code == 0 and answer.err.splitlines() == [
         "this model has not been trained on the tales it reads here",
-        "reading 1 fresh networks of the same configuration",
+        "reading 1 fresh network of the same configuration",
     ]
     assert all(len(line) <= 80 for line in answer.out.splitlines()[1:])
     assert "links in 2 stories, read in windows of 192" in answer.out and "left out: " in answer.out
@@ -319,15 +319,39 @@ def test_the_command_prints_and_gives_json(script: Script, run: Path) -> None:
     assert {row["head"] for row in found["masses"]} == {"L0H0", "L0H1"}
     assert all(0 <= row["mass"] <= 1 for row in found["masses"])
     again = script(COMPARE, *options, "--json")
-    assert again.json == found and "fresh networks" not in again.err, "the same numbers again, and kept"
+    assert again.json == found and "fresh network" not in again.err, "the same numbers again, and kept"
     (kept,) = (run / "attention").glob("links-*.npy")
     for damaged in (b"", kept.read_bytes()[:-1], np.lib.format.magic(1, 0)):
         kept.write_bytes(damaged)
         anew = script(COMPARE, *options, "--json")
-        assert anew.json == found and "reading 1 fresh networks" in anew.err
+        assert anew.json == found and "reading 1 fresh network " in anew.err
 
 
 # ── as a reference ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_links_are_found_in_stories_of_which_characters_are_left_out(tiny: Tables, script: Script) -> None:
+    """The words stand where they are left; of a word with no character left there is no link."""
+    (story,) = tales.held_out_stories(1_000_003, 1)
+    letters = sorted({*story.text} - {"e", "."})
+    whole, left = (
+        linked_story(story, CharTokenizer("".join(known), byte_fallback=False, unseen="skip"))
+        for known in (sorted({*story.text}), letters)
+    )
+    for one, other, spans in zip(whole.links, left.links, story.links, strict=True):
+        assert len(one.word) == spans.source.end - spans.source.start
+        for places, span in ((other.word, spans.source), (other.cause, spans.target)):
+            word = story.text[span.start : span.end].replace("e", "").replace(".", "")
+            assert "".join(letters[left.tokens[place] - 1] for place in places) == word
+    nothing = linked_story(story, CharTokenizer("#", byte_fallback=False, unseen="skip"))
+    assert nothing.links == () and nothing.tokens.tolist() == [END]
+
+    begun(tiny, model={"context_length": 192}, train={"max_steps": 1, "batch_size": 1})
+    words = ("links", Path(tiny["run"]["dir"]) / "tiny", "--stories", 1, "--fresh", 0)
+    assert "--unseen skip" in script(COMPARE, *words).err
+    answer = script(COMPARE, *words, "--unseen", "skip")
+    assert answer.code == 0 and "characters left out: the tokenizer has never seen them" in answer.err
+    assert "links in 1 story, read in windows of 192" in answer.out
 
 
 def test_links_as_a_reference_are_the_rows_that_predict() -> None:

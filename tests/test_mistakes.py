@@ -1,14 +1,17 @@
 """Whatever a user gets wrong on a command line: one sentence on stderr, exit code 2, and nothing left behind."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import Tables
-from running import EVALUATE, GENERATE, TRAIN, Script, Trained
+from running import EVALUATE, GENERATE, ROOT, TRAIN, Script, Trained
 from tiny_runs import begun
 
 from minigpt.checkpoint import save_checkpoint
+
+COMPARE = ROOT / "scripts" / "compare_attention.py"
 
 
 @pytest.fixture
@@ -122,13 +125,13 @@ def test_mistakes_in_sampling(trained: Trained, script: Script, words: tuple[str
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--text", "a"), "--text: 1 tokens; at least 2 are needed, since the first is not predicted"),
+        (("--text", "a"), "--text: 1 token; at least 2 are needed, since the first is not predicted"),
         (("--text", ""), "--text: 0 tokens"),
         (("--text", "Ω"), "'Ω' (U+03A9)"),
         (("--file", "nowhere.txt"), "nowhere.txt: "),
         (("--verify", "5"), "no checkpoint of step 5; there are steps 0, "),
         (("--verify", "0"), "no checkpoint before step 0 to begin at"),
-        (("--source", "train"), "argument --source: invalid choice: 'train'"),
+        (("--source", "train"), "--source train: no part of the run's text and no text of that name; known are val, "),
         (("--file", __file__, "--encoding", "ebcdic"), "--encoding = ebcdic: not a text encoding that Python knows"),
         (("--file", __file__, "--encoding", "base64"), "--encoding = base64: not a text encoding"),
         (("--file", __file__, "--encoding", "undefined"), "--encoding = undefined: not a text encoding"),
@@ -165,7 +168,9 @@ def test_a_file_in_another_encoding_is_told_with_the_options_there_are(
     file.write_bytes("the café".encode("cp1252"))
     answer = script(EVALUATE, trained.path, "--file", file)
     assert answer.code == 2 and f"{file}: byte 7 (0xe9) is not utf-8 text; name the file's encoding" in answer.err
-    assert "evaluate.py --encoding" in answer.err and "--data.tokenizer" not in answer.err
+    assert "outside train.py --encoding" in answer.err and "--data.tokenizer" not in answer.err
+    for words in ((EVALUATE, trained.path), (COMPARE, "heads", trained.path, "--ref", "previous")):
+        assert script(*words, "--file", file, "--encoding", "cp1252").code == 0
     assert script(EVALUATE, trained.path, "--file", file, "--encoding", "cp1252").code == 0
 
 
@@ -179,3 +184,22 @@ def test_a_changed_text_is_told_when_scoring(tiny: Tables, script: Script) -> No
     source.write_text(source.read_text(encoding="utf-8")[:-40], encoding="utf-8")
     answer = script(EVALUATE, run.path)
     assert (answer.code, answer.err) == (0, f"{source}: the text has changed since the run began\n")
+
+
+def test_a_damaged_checkpoint_is_told_once_a_command(trained: Trained, script: Script, tmp_path: Path) -> None:
+    run = tmp_path / "copy"
+    shutil.copytree(trained.path, run, ignore=shutil.ignore_patterns("tensorboard"))
+    newest = run / "checkpoints" / "step-00000040.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-10])
+    begin = ("--run.dir", tmp_path / "next", "--train.max-steps", 41, "--data.cache-dir", tmp_path / "cache")
+    for words in (
+        (GENERATE, run),
+        (EVALUATE, run, "--which", "last"),
+        (COMPARE, "heads", run, "--ref", "previous"),
+        (COMPARE, "sentences", run, "the boat", "--which", 0, "--which", "best", "--which", "last"),
+        (TRAIN, "--init-from", run, *begin),
+        (TRAIN, "--resume", run, *begin[2:]),
+    ):
+        answer = script(*words)
+        assert answer.code == 0, answer.err
+        assert answer.err.count(str(newest)) == 1 and answer.err.count("passed over: using step") == 1

@@ -339,12 +339,26 @@ def test_arithmetic(device, bf16, auto, bfloat16, float16):
     assert not needs_loss_scaler(device, "float32")
 
 
-def test_threads():
+def test_threads(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert choose_threads(3) == 3
     assert 1 <= choose_threads(0) <= (os.cpu_count() or 1)
     assert choose_threads(0, processes=10**6) == 1
-    with pytest.raises(UserError, match=r"run\.threads = 100000: this machine has \d+ cores; choose at most"):
+    with pytest.raises(UserError, match=r"run\.threads = 100000: this machine has \d+ cores?; choose at most"):
         choose_threads(100_000)
+
+
+@pytest.mark.parametrize(("value", "wished"), [("3", 3), (" 5,2", 5), ("1", 1), ("0", 0), ("", 0), ("many", 0)])
+def test_threads_that_the_environment_wishes(monkeypatch, value, wished):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores, share = choose_threads(0), choose_threads(0, processes=2)
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert choose_threads(2) == 2, "run.threads goes before"
+    assert choose_threads(0) == (wished or cores)
+    assert choose_threads(0, processes=2) == (wished if wished > 1 else share), "1 is what torchrun sets by itself"
+    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
+    with pytest.raises(UserError, match=r"OMP_NUM_THREADS = 100000: this machine has \d+ cores?; choose at most"):
+        choose_threads(0)
 
 
 def test_parts_of_a_folder(config):

@@ -3,6 +3,7 @@
 Most calls run the script's file in this process; those that depend on the interpreter run in one of their own.
 """
 
+import hashlib
 import math
 import subprocess
 import sys
@@ -10,12 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 from conftest import tiny_tables
 from running import EVALUATE, FOREIGN, GENERATE, ROOT, TRAIN, Script, Trained, as_options, command, environment
 from tiny_runs import assert_same_bits, rows
 
 from minigpt.checkpoint import find_checkpoint, save_checkpoint
 from minigpt.tokenizer import tokenizer_from_dict
+
+COMPARE = ROOT / "scripts" / "compare_attention.py"
 
 # ── the way from text to sample ────────────────────────────────────────────────────────────────────────────────
 
@@ -95,7 +99,10 @@ def test_unseen_characters_can_be_skipped_or_replaced(trained: Trained, script: 
     )
     prompt = ("--prompt", "aZ ü", "--unseen", "skip", "--max-new-tokens", 1)
     lost = "2 of 4 characters left out: the tokenizer has never seen them\n"
-    assert script(GENERATE, trained.path, *prompt, "--num-samples", 3).err == lost
+    told = script(GENERATE, trained.path, *prompt, "--num-samples", 3)
+    assert told.err == lost and told.out.splitlines()[1].startswith("a "), "shown as the model got it"
+    typed = script(GENERATE, trained.path, "--interactive", "--unseen", "replace", "--max-new-tokens", 1, typed="aZb\n")
+    assert typed.out.startswith("a b")
     assert script(EVALUATE, trained.path, "--text", "aZ ü", "--unseen", "skip").err == lost
     assert known == skipped == replaced, "what the model saw, for the replacement a space"
     scores = [
@@ -199,10 +206,27 @@ def test_a_replay_says_whether_the_bits_agree(trained: Trained, script: Script, 
         save_checkpoint(copy / "checkpoints" / saved.path.name, arrays, header)
     forged = script(EVALUATE, copy, "--verify", 30)
     assert forged.code == 1
-    assert forged.out == "steps 20 to 30: 1 tensors differ, the first is model.token_embedding.weight\n"
+    assert forged.out == "steps 20 to 30: trained anew, other bits in 1 tensor, first in model.token_embedding.weight\n"
     assert script(EVALUATE, copy, "--verify", 30, "--json").json == {
         "from": 20, "to": 30, "equal": False, "different": ["model.token_embedding.weight"],
     }  # fmt: skip
+
+
+def test_a_known_text_can_be_scored_and_looked_at(
+    trained: Trained, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poem = "the clock forgets the wet rope.\n"
+    (trained.path.parent.parent / "cache" / "poem.txt").write_text(poem, encoding="utf-8", newline="\n")
+    row = {"address": "https://poems.test/poem.txt", "licence": "", "kind": "text", "about": ""}
+    row["sha256"] = hashlib.sha256(poem.encode()).hexdigest()
+    (tmp_path / "sources.toml").write_text(tomli_w.dumps({"poem": row}), encoding="utf-8")
+    monkeypatch.setattr("minigpt.sources.SOURCES_FILE", tmp_path / "sources.toml")
+    found = script(EVALUATE, trained.path, "--source", "poem", "--json").json
+    assert (found["text"], found["tokens"]) == ("poem", len(poem)), "all of it: <|end|> is in front"
+    answer = script(COMPARE, "heads", trained.path, "--source", "poem", "--ref", "previous")
+    assert answer.code == 0 and "2 sequences of 16 tokens" in answer.out
+    unknown = script(EVALUATE, trained.path, "--source", "poen")
+    assert unknown.code == 2 and "no text of that name; did you mean poem?; or see --file" in unknown.err
 
 
 # ── other languages and other machines' settings ───────────────────────────────────────────────────────────────

@@ -1,18 +1,26 @@
 """Scripts that are told to end: what is done is saved, and how to go on is said."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Tables
-from running import GENERATE, TRAIN, Answer, Trained, as_options, command, environment
+from running import EVALUATE, GENERATE, ROOT, TRAIN, Answer, Script, Trained, as_options, command, environment
 from tiny_runs import begun, rows
 
+from minigpt import scoring
 from minigpt.checkpoint import find_checkpoint
+from minigpt.inspection import capture
+from minigpt.signals import quiet_interrupts, raised_interrupts
+
+COMPARE = ROOT / "scripts" / "compare_attention.py"
+BENCHMARK = ROOT / "scripts" / "benchmark.py"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a closed pipe is another error there")
@@ -72,7 +80,7 @@ def test_signals_save_and_say_how_to_go_on(tiny: Tables, tmp_path: Path) -> None
 
 TWICE = """
 import signal
-from minigpt.cli import StopSignal
+from minigpt.signals import StopSignal
 with StopSignal() as stop:
     stop()
     signal.raise_signal(signal.SIGINT)
@@ -88,3 +96,59 @@ def test_the_second_signal_ends_at_once() -> None:
     )
     assert done.returncode == 128 + signal.SIGTERM
     assert done.stdout == "True 130\n"
+
+
+# ── scripts that save nothing ──────────────────────────────────────────────────────────────────────────────────
+
+
+def interrupt(*_words: object) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [
+        *(((path,), "pydantic") for path in (TRAIN, GENERATE, EVALUATE, COMPARE, BENCHMARK)),
+        ((COMPARE, "scaling"), "numpy"),
+        ((COMPARE, "heads", "runs/none"), "numpy"),
+        ((TRAIN,), "torch"),
+    ],
+    ids=lambda value: Path(value[-1]).stem if isinstance(value, tuple) else value,
+)
+def test_ctrl_c_while_a_script_loads_is_one_line(tmp_path: Path, words: tuple[Path | str, ...], module: str) -> None:
+    """The module that takes long to load is one that presses Ctrl-C."""
+    (tmp_path / f"{module}.py").write_text("import signal; signal.raise_signal(signal.SIGINT)", encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        command(*words), env=environment(PYTHONPATH=path), capture_output=True, encoding="utf-8", check=False
+    )
+    line = "\nended before the training began\n" if module == "torch" else "interrupted\n"
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", line)
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "name"),
+    [
+        ((EVALUATE,), scoring, "_score_window"),
+        ((COMPARE, "heads"), capture, "attention"),
+        ((COMPARE, "ablate"), capture, "attention"),
+    ],
+    ids=["evaluate", "heads", "ablate"],
+)
+def test_ctrl_c_in_the_middle_of_a_computation_is_one_line(
+    trained: Trained, script: Script, monkeypatch: pytest.MonkeyPatch, words: tuple[Any, ...], module: Any, name: str
+) -> None:
+    monkeypatch.setattr(module, name, interrupt)
+    answer = script(*words, trained.path)
+    assert (answer.code, answer.out, answer.err) == (130, "", "interrupted\n")
+
+
+def test_an_ignored_ctrl_c_stays_ignored() -> None:
+    """As in a script's background, where another program is meant."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        quiet_interrupts()
+        raised_interrupts()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -55,9 +55,15 @@ def test_unseen_characters_can_be_left_out(
         [END, *subject.tokenizer.encode("the boat").tolist()]
     ]
     assert capsys.readouterr().err == "1 of 9 characters left out: the tokenizer has never seen them\n"
+    run, text = subject.checkpoint.path.parent.parent, "theΩ boat"
     for command in (("heads",), ("ablate", "--head", "L0H0"), ("replace", "--all")):
-        answer = script(COMPARE, *command, subject.checkpoint.path, "--text", "theΩ boat", "--unseen", "skip")
+        answer = script(COMPARE, *command, run, "--text", text, "--unseen", "skip")
         assert answer.code == 0 and "1 of 9 characters left out" in answer.err
+    refused = script(COMPARE, "sentences", run, text)
+    assert refused.code == 2 and "--unseen skip" in refused.err
+    answer = script(COMPARE, "sentences", run, text, "--which", 0, "--which", "best", "--unseen", "skip", "--json")
+    assert answer.code == 0 and answer.err.count("1 of 9 characters left out") == 1
+    assert answer.json["sentences"][0]["words"] == ["<|end|>", "the", "boat"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +71,7 @@ def test_unseen_characters_can_be_left_out(
     [
         (["--length", "17"], "--length = 17: must be at least 2 and at most the context, 16"),
         (["--sequences", "0"], "--sequences = 0: must be at least 1"),
-        (["--text", ""], r"--text with <\|end\|> in front: 1 tokens; at least 2 are needed"),
+        (["--text", ""], r"--text with <\|end\|> in front: 1 token; at least 2 are needed"),
         (["--file", "nowhere.txt"], "nowhere.txt: cannot be read"),
         (["--text", "a", "--source", "test"], "not allowed with argument"),
     ],

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.attention import CausalSelfAttention, attention, causal_mask
+from minigpt.errors import CheckFailed, UserError
 
 TOLERANCE = 1e-5  # of the largest number in the layer's output
 
@@ -45,7 +46,8 @@ def looking(
         change_heads: other results (B, H, T, K) of a layer's heads, after any change of weights.
 
     Raises:
-        ArithmeticError: in a pass, if the recomputed weights and values do not give the layer's own output.
+        UserError: in a pass, if a layer's numbers overflow.
+        CheckFailed: in a pass, if the recomputed weights and values do not give the layer's own output.
     """
     if model.training:
         raise ValueError("what is looked at must be in evaluation mode: dropout would make the weights others")
@@ -60,10 +62,13 @@ def looking(
         query, key, value = layer.project(arguments[0])
         key, value = layer.share_heads(key), layer.share_heads(value)
         heads, weights = attention(query, key, value, causal_mask(query.shape[-2], query.shape[-2], query.device))
-        deviation = (layer.combine(heads) - output).abs().max()
-        if not deviation <= TOLERANCE * output.abs().max() + 1e-12:
-            raise ArithmeticError(f"the attention weights give the layer's output only to {deviation:g}")
         number, new_weights, new_heads = numbers[layer], weights, heads
+        deviation = (layer.combine(heads) - output).abs().max()
+        if not deviation.isfinite():
+            refuse_overflow(arguments[0], f"what layer {number} reads")
+            refuse_overflow(deviation, f"the attention of layer {number}")
+        if deviation > TOLERANCE * output.abs().max() + 1e-12:
+            raise CheckFailed(f"layer {number}: the attention weights give its output only to {deviation:g}")
         if change_weights:
             new_weights = change_weights(number, weights)
             if new_weights is not weights:
@@ -79,6 +84,16 @@ def looking(
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def refuse_overflow(numbers: Tensor, what: str) -> None:
+    """Finite weights can be so large that what they give is not.
+
+    Raises:
+        UserError: if one of the numbers is not finite, saying of what.
+    """
+    if not numbers.isfinite().all():
+        raise UserError(f"{what} overflows: training diverged; take an earlier step")
 
 
 @torch.inference_mode()

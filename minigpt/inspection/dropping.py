@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from minigpt.inspection.capture import looking
+from minigpt.inspection.capture import looking, refuse_overflow
 from minigpt.inspection.compare import Floats
 from minigpt.inspection.links import LinkedText, TokenLink, batches, padded
 from minigpt.model import GPT
@@ -85,6 +85,7 @@ def drop(model: GPT, texts: Sequence[LinkedText], selections: Mapping[str, Heads
         tokens = padded([cases[index][0][: cases[index][1].word[-1]] for index in batch])
         rows = _predicting_rows([cases[index] for index in batch], tokens.shape[1])
         as_it_was = rows.log_probabilities(model(tokens))
+        refuse_overflow(as_it_was, "the network's output")
         for name, heads in selections.items():
             chosen = torch.from_numpy(heads[batch])[rows.case]
             parts[name].append((batch, _outcome(model, tokens, rows, chosen, as_it_was)))

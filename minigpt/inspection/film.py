@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minigpt.checkpoint import write_whole
 from minigpt.config import Config
 from minigpt.corpus import Corpus
 from minigpt.errors import UserError
+from minigpt.files import move_aside, write_whole
 from minigpt.inspection.compare import closeness, describe
 from minigpt.inspection.patterns import Pattern, parse_reference
 from minigpt.tokenizer import Tokenizer
@@ -131,7 +131,7 @@ def begin_film(folder: Path, probe: Mapping[str, Any], step: int) -> None:
         OSError, UserError: if it can't be written.
     """
     if step and folder.is_dir() and _read_probe(folder).get("tokens", probe["tokens"]) != probe["tokens"]:
-        _move_aside(folder)
+        move_aside(folder)
     folder.mkdir(exist_ok=True)
     for frame in _steps(folder):
         if frame > step or not step:
@@ -156,13 +156,6 @@ def add_frame(folder: Path, step: int, maps: NDArray[np.float32], rows: Iterable
 
 def _lines(rows: Iterable[Row]) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-
-
-def _move_aside(folder: Path) -> None:
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
-        number += 1
-    folder.rename(aside)
 
 
 # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from minigpt.errors import UserError
-from minigpt.inspection.capture import Change, attention_maps, looking
+from minigpt.inspection.capture import Change, attention_maps, looking, refuse_overflow
 from minigpt.inspection.compare import Closeness, Floats, closeness, pooled
 from minigpt.inspection.heads import Head, parse_head
 from minigpt.inspection.patterns import Reference
@@ -64,6 +64,7 @@ def sequence_losses(
         inputs = torch.from_numpy(tokens[part])
         with looking(model, change_weights=_change(attention, part), change_heads=_change(results, part)):
             logits_BTV = model(inputs)
+        refuse_overflow(logits_BTV, "the network's output")
         loss_BT = F.cross_entropy(logits_BTV[:, :-1].transpose(1, 2), inputs[:, 1:], reduction="none")
         losses.append(loss_BT.double().mean(dim=1).numpy())
     return np.concatenate(losses)

@@ -3,14 +3,15 @@
 import hashlib
 import io
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from minigpt.checkpoint import versions, write_whole
+from minigpt.checkpoint import versions
+from minigpt.console import counted, say
 from minigpt.errors import UserError
+from minigpt.files import write_whole
 from minigpt.inspection.compare import Floats
 from minigpt.inspection.links import LinkedText, link_masses
 from minigpt.inspection.nulls import fresh_network
@@ -30,7 +31,7 @@ def fresh_masses(subject: Subject, texts: Sequence[LinkedText], count: int, fold
     first = subject.checkpoint.config.run.seed + 1
     seeds = range(first, first + count)
     shape = count, sum(len(text.links) for text in texts), config.n_layer, config.n_head
-    if not count:
+    if not count or not texts:
         return np.empty(shape)
     key = {
         "model": config.model_dump(),
@@ -43,7 +44,7 @@ def fresh_masses(subject: Subject, texts: Sequence[LinkedText], count: int, fold
     kept = _read(folder / name, shape) if folder else None
     if kept is not None:
         return kept
-    print(f"reading {count} fresh networks of the same configuration", file=sys.stderr)
+    say(f"reading {counted(count, 'fresh network')} of the same configuration")
     networks = (fresh_network(config, subject.model.vocab_size, seed) for seed in seeds)
     found = np.stack([link_masses(network, texts).first for network in networks])
     if folder:
@@ -67,4 +68,4 @@ def _write(path: Path, masses: Floats) -> None:
     try:
         write_whole(path, content.getvalue())
     except UserError as error:
-        print(f"fresh networks will be read anew each time: {error}", file=sys.stderr)
+        say(f"fresh networks will be read anew each time: {error}")

@@ -22,6 +22,7 @@ from minigpt.model import GPT
 from minigpt.tasks.judge import SEED
 from minigpt.tasks.tales import Story, held_out_stories
 from minigpt.tokenizer import END, Tokenizer
+from minigpt.unseen import as_read
 
 BATCH_TOKENS = 3_000  # a pass reads about so many: small enough for the processor's caches
 
@@ -57,22 +58,25 @@ class LinkedText:
 
 
 def linked_story(story: Story, tokenizer: Tokenizer) -> LinkedText:
-    """A tale as tokens, with the END that comes before every document, and its links."""
+    """A tale as tokens, with the END that comes before every document, and those of its links that are left.
+
+    Of a link, word or cause is lost where the tokenizer leaves out all its characters.
+    """
     tokens = np.concatenate([[END], tokenizer.encode(story.text)]).astype(np.int64)
     spans = byte_spans(tokens, tokenizer)
 
-    def positions(start: int, end: int) -> tuple[int, ...]:
-        return tokens_over(spans, byte_place(story.text, start), byte_place(story.text, end))
+    def place(character: int) -> int:
+        before = as_read(tokenizer, story.text[:character])
+        return byte_place(before, len(before))
 
-    links = [
-        TokenLink(
-            link.kind,
-            word=positions(link.source.start, link.source.end),
-            cause=positions(link.target.start, link.target.end),
-        )
+    def positions(start: int, end: int) -> tuple[int, ...]:
+        return tokens_over(spans, place(start), place(end))
+
+    found = [
+        (link.kind, positions(link.source.start, link.source.end), positions(link.target.start, link.target.end))
         for link in story.links
     ]
-    return LinkedText(tokens, tuple(links))
+    return LinkedText(tokens, tuple(TokenLink(kind, word, cause) for kind, word, cause in found if word and cause))
 
 
 def story_starts(tokenizer: Tokenizer, count: int, longest: int) -> list[LinkedText]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from minigpt.console import counted
 from minigpt.errors import UserError
 from minigpt.inspection.patterns import Tokens
 
@@ -83,7 +84,7 @@ def read_foreign_tokens(path: Path, length: int) -> ForeignTokens:
     if kinds not in ({str}, {int}):
         raise UserError(f"{path}: must be a list of texts or of whole numbers")
     if len(found) != length:
-        raise UserError(f"{path}: has {len(found)} tokens, but the maps are of {length}")
+        raise UserError(f"{path}: has {counted(len(found), 'token')}, but the maps are of {length}")
     numbers = {token: number for number, token in enumerate(dict.fromkeys(found))}
     ids = np.array([numbers[token] for token in found], dtype=np.int64)
     return ForeignTokens(ids, tuple(numbers) if kinds == {str} else ())

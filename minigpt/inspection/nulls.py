@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from minigpt.checkpoint import versions, write_whole
+from minigpt.checkpoint import versions
 from minigpt.config import ModelConfig
+from minigpt.console import say
 from minigpt.errors import UserError
+from minigpt.files import write_whole
 from minigpt.inspection.capture import looking
 from minigpt.inspection.compare import Floats, Maps, Null, closeness, pooled
 from minigpt.inspection.patterns import Pattern, Tokens
@@ -113,7 +114,7 @@ def kept_nulls(
     missing = [reference for reference, digest in digests.items() if digest not in kept]
     if missing:
         anew = "" if folder else ", anew each time: one checkpoint file has no folder to keep the result in"
-        print(f"reading {len(fresh.seeds)} fresh networks of the same configuration{anew}", file=sys.stderr)
+        say(f"reading {len(fresh.seeds)} fresh networks of the same configuration{anew}")
         computed = fresh.nulls([references[reference] for reference in missing])
         kept |= {digests[reference]: null for reference, null in zip(missing, computed, strict=True)}
         if folder:
@@ -145,7 +146,7 @@ def _write(path: Path, key: Mapping[str, Any], nulls: Mapping[str, Null]) -> Non
     try:
         write_whole(path, json.dumps({"depends_on": key, "total_variation": values}).encode())
     except UserError as error:
-        print(f"fresh networks will be read anew each time: {error}", file=sys.stderr)
+        say(f"fresh networks will be read anew each time: {error}")
 
 
 def _digest(*arrays: np.ndarray) -> str:

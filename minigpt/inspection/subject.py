@@ -1,22 +1,19 @@
 """The trained model that is looked at, and the sequences it is given: options shared by the parts that need a run."""
 
 import argparse
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.checkpoint import Checkpoint, find_checkpoint
-from minigpt.cli import unescape
-from minigpt.console import counted
-from minigpt.corpus import held_back, open_corpus
+from minigpt.console import counted, say
 from minigpt.errors import UserError
-from minigpt.reading import normalise_newlines, whole_text
+from minigpt.text_options import add_text_options, asked_text
 from minigpt.tokenizer import END, Tokenizer, tokenizer_from_dict
-from minigpt.unseen import encoded
 
 if TYPE_CHECKING:
     from minigpt.model import GPT  # torch: a second that --help need not wait
@@ -46,38 +43,28 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_text_arguments(parser: argparse.ArgumentParser, *, sequences: int = SEQUENCES) -> None:
     """What the model reads; ``sequences`` is how many windows unless asked otherwise."""
-    text = parser.add_mutually_exclusive_group()
-    text.add_argument("--text", metavar="TEXT", help="one text to read, with <|end|> in front")
-    text.add_argument("--file", type=Path, metavar="FILE", help="read windows of this file")
-    text.add_argument(
-        "--source",
-        default="val",
-        choices=["val", "test"],
-        metavar="PART",
-        help="val or test part of the run's text (default: val)",
-    )
+    add_text_options(parser, text_help="one text to read, with <|end|> in front; of others, windows are read")
     parser.add_argument(
         "--sequences", type=int, default=sequences, metavar="N", help=f"windows to read (default: {sequences})"
     )
     parser.add_argument(
         "--length", type=int, default=0, metavar="T", help=f"tokens a window (default: the context, {LONGEST} at most)"
     )
-    parser.add_argument(
-        "--unseen",
-        choices=["stop", "skip", "replace"],
-        help="characters the tokenizer has never seen (default: as in the run)",
-    )
 
 
-def load_subject(run: Path, which: str = "best", *, unseen: str | None = None) -> Subject:
+def load_subject(
+    run: Path, which: str = "best", *, unseen: str | None = None, say: Callable[[str], None] = say
+) -> Subject:
     """The model of a run; ``unseen`` changes what becomes of characters that its tokenizer has never seen.
+
+    ``say`` is told of damaged checkpoints that were passed over.
 
     Raises:
         UserError: if there is none.
     """
     from minigpt.assembly import load_model
 
-    checkpoint = find_checkpoint(run, which)
+    checkpoint = find_checkpoint(run, which, say=say)
     return Subject(checkpoint, tokenizer_from_dict(checkpoint.tokenizer, unseen=unseen), load_model(checkpoint, "cpu"))
 
 
@@ -90,9 +77,11 @@ def sequences(subject: Subject, options: argparse.Namespace) -> NDArray[np.int64
         UserError: for numbers that make no sense, text that can't be read, and less than two tokens.
     """
     count, length = asked_size(subject, options)
-    tokens, name = _tokens(subject, options)
+    name, tokens = asked_text(options, subject.checkpoint, subject.tokenizer)
+    if options.text is not None:
+        name, tokens = f"{name} with <|end|> in front", np.concatenate([[END], tokens])
     if len(tokens) < 2:
-        raise UserError(f"{name}: {len(tokens)} tokens; at least 2 are needed")
+        raise UserError(f"{name}: {counted(len(tokens), 'token')}; at least 2 are needed")
     if options.text is not None:
         if len(tokens) > length:
             say(f"the text has {len(tokens)} tokens with its <|end|>: only the first {length} are read")
@@ -121,27 +110,3 @@ def told(tokens: NDArray[np.int64], options: argparse.Namespace) -> str:
     """What was read, in words."""
     front = ", <|end|> in front" if options.text is not None else ""
     return f"{counted(len(tokens), 'sequence')} of {tokens.shape[1]} tokens{front}"
-
-
-def say(sentence: str) -> None:
-    """Tell on stderr."""
-    print(sentence, file=sys.stderr)
-
-
-def _tokens(subject: Subject, options: argparse.Namespace) -> tuple[NDArray[Any], str]:
-    data = subject.checkpoint.config.data
-    if options.text is not None:
-        text = encoded(subject.tokenizer, normalise_newlines(unescape(options.text)), say)
-        return np.concatenate([[END], text]), "--text with <|end|> in front"
-    if options.file:
-        return encoded(subject.tokenizer, whole_text(options.file, data, say), say), str(options.file)
-    corpus = open_corpus(
-        data,
-        context_length=subject.context_length,
-        seed=subject.checkpoint.config.run.seed,
-        tokenizer=subject.tokenizer,
-    )
-    part = held_back(corpus, data, options.source)
-    for note in corpus.notes:
-        say(note)
-    return part, f"{data.source} ({options.source})"

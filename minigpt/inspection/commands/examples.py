@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minigpt.console import counted
 from minigpt.errors import UserError
 from minigpt.inspection.worked.agreement import TOLERANCE, Agreement, FirstWrong, compare
 from minigpt.inspection.worked.cases import Case
@@ -164,7 +165,7 @@ def _report(results: Results) -> str:
     computed = [result for result in every if result.agreement]
     off = sum(not result.holds for result in computed)
     verdict = f"{off} of {len(computed)} results are off (!)" if off else f"all {len(computed)} results hold"
-    return "\n".join([*lines, "", f"{len(results)} example{'s' * (len(results) != 1)}: {verdict}"])
+    return "\n".join([*lines, "", f"{counted(len(results), 'example')}: {verdict}"])
 
 
 def _cell(results: list[Result]) -> str:

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minigpt.checkpoint import write_whole
+from minigpt.console import say
 from minigpt.errors import UserError
+from minigpt.files import write_whole
 from minigpt.inspection.compare import Closeness, Maps, Null, closeness, describe, pooled
 from minigpt.inspection.head_report import HeadReport, as_csv, as_json, as_text
 from minigpt.inspection.heads import Head, parse_head
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     )
     for name, close in report.references.items():
         if not close.rows:
-            print(f"{name}: is defined in no row of what was read", file=sys.stderr)
+            say(f"{name}: is defined in no row of what was read")
     if options.csv:
         write_whole(options.csv, as_csv(report).encode())
     print(json.dumps(as_json(report)) if options.json else as_text(report, full=options.full))
@@ -161,8 +162,8 @@ def _foreign(options: argparse.Namespace) -> Material:
     found = read_foreign_maps(options.maps)
     length = found.maps.shape[-1]
     if not found.causal:
-        print(f"{options.maps}: not causal, rows move information from later tokens too", file=sys.stderr)
-    print(f"{options.maps}: what chance gives is not known, names rest on total variation alone", file=sys.stderr)
+        say(f"{options.maps}: not causal, rows move information from later tokens too")
+    say(f"{options.maps}: what chance gives is not known, names rest on total variation alone")
     tokens = read_foreign_tokens(options.tokens, length) if options.tokens else None
     return Material(
         maps=found.maps[None],

@@ -31,11 +31,13 @@ import argparse
 import dataclasses
 import json
 import math
-import sys
 from typing import TYPE_CHECKING, Any
 
+from minigpt.console import counted, say
 from minigpt.errors import UserError
 from minigpt.inspection.subject import Subject, add_run_arguments, load_subject
+from minigpt.text_options import add_unseen_option
+from minigpt.unseen import tell_lost
 
 if TYPE_CHECKING:
     from minigpt.inspection.link_table import DropRow, LinkTable, MassRow
@@ -47,6 +49,7 @@ ACROSS = 9  # heads side by side
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this part."""
     add_run_arguments(parser)
+    add_unseen_option(parser)
     parser.add_argument("--stories", type=int, default=STORIES, metavar="N", help=f"stories (default: {STORIES})")
     parser.add_argument("--fresh", type=int, default=FRESH, metavar="N", help=f"fresh networks (default: {FRESH})")
     parser.add_argument("--all-heads", action="store_true", help="drop the links in each head, not in the strongest")
@@ -64,10 +67,14 @@ def run(options: argparse.Namespace) -> int:
     from minigpt.tasks.judge import SEED
     from minigpt.tasks.tales import held_out_stories
 
-    subject = load_subject(options.run, options.which)
+    subject = load_subject(options.run, options.which, unseen=options.unseen)
     if subject.checkpoint.config.data.source != "tales":
-        print("this model has not been trained on the tales it reads here", file=sys.stderr)
-    texts = [linked_story(story, subject.tokenizer) for story in held_out_stories(SEED, options.stories)]
+        say("this model has not been trained on the tales it reads here")
+    stories = held_out_stories(SEED, options.stories)
+    texts = [linked_story(story, subject.tokenizer) for story in stories]
+    tell_lost(subject.tokenizer, [story.text for story in stories], say)
+    if not any(text.links for text in texts):
+        raise UserError("nothing is left of the linked words without the characters that the tokenizer has never seen")
     folder = options.run / "attention" if options.run.is_dir() else None
     fresh = fresh_masses(subject, windows(texts, subject.context_length)[0], options.fresh, folder)
     table = link_table(subject.model, texts, fresh=fresh, all_heads=options.all_heads)
@@ -87,8 +94,8 @@ def as_json(subject: Subject, options: argparse.Namespace, table: "LinkTable") -
 def lines(subject: Subject, options: argparse.Namespace, table: "LinkTable") -> list[str]:
     """The tables as text, at most 80 columns wide."""
     return [
-        f"{options.run}, step {subject.checkpoint.step}: {table.links} links in {options.stories} stories, "
-        f"read in windows of {subject.context_length}",
+        f"{options.run}, step {subject.checkpoint.step}: {counted(table.links, 'link')} in "
+        f"{counted(options.stories, 'story', 'stories')}, read in windows of {subject.context_length}",
         *_left_out(table),
         "",
         "weight on the word that fixes the next one, in the row that predicts that:",

@@ -16,7 +16,6 @@ read with <|end|> in front, as every document is.
 
 import argparse
 import json
-import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -24,11 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minigpt.cli import unescape
+from minigpt.console import say
 from minigpt.errors import UserError
 from minigpt.inspection.heads import Head, parse_head
 from minigpt.inspection.row_report import reference_lines, row_as_json
 from minigpt.inspection.subject import Subject, load_subject
 from minigpt.inspection.word_tables import WIDTH, side_by_side, signed
+from minigpt.text_options import add_unseen_option
+from minigpt.unseen import tell_lost
 
 if TYPE_CHECKING:
     from minigpt.inspection.compare import Floats
@@ -49,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--head", action="append", default=[], metavar="L1H2", help="head to show (default: those that differ most)"
     )
     parser.add_argument("--reference", metavar="NAME", help="hold a published row against the model's")
+    add_unseen_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
 
 
@@ -56,8 +59,9 @@ def run(options: argparse.Namespace) -> int:
     """Read, compare, print."""
     from minigpt.inspection.sentences import read
 
-    subjects = [load_subject(options.run, which) for which in options.which or ["best"]]
+    subjects = load_subjects(options.run, options.which or ["best"], options.unseen)
     sentences = [unescape(sentence) for sentence in options.sentences]
+    tell_lost(subjects[0].tokenizer, sentences, say)
     readings = [[read(subject, sentence) for sentence in sentences] for subject in subjects]
     heads = chosen_heads(subjects[-1], readings, options.head)
     steps = [subject.checkpoint.step for subject in subjects]
@@ -72,6 +76,15 @@ def run(options: argparse.Namespace) -> int:
     lines += sight_lines(readings[0])
     print("\n".join(lines + [line for pair in references for line in reference_lines(pair[0], steps, pair[1])]))
     return 0
+
+
+def load_subjects(run: Path, which: list[str], unseen: str | None) -> list[Subject]:
+    """Several checkpoints of a run; a damaged one that each search comes upon is told of once."""
+    heard: list[list[str]] = [[] for _ in which]
+    found = [load_subject(run, one, unseen=unseen, say=said.append) for one, said in zip(which, heard, strict=True)]
+    for sentence in next(filter(None, heard), []):
+        say(sentence)
+    return found
 
 
 def chosen_heads(subject: Subject, readings: "list[list[Reading]]", names: list[str]) -> list[Shown]:
@@ -130,7 +143,7 @@ def compared_rows(
         except UserError as error:
             if reference.name == asked:
                 raise
-            print(f"not held against the published row: {error}", file=sys.stderr)
+            say(f"not held against the published row: {error}")
 
 
 def weights_of(reading: "Reading", head: Shown) -> "Floats":

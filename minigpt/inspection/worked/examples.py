@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from minigpt.config import nearest
+from minigpt.console import counted
 from minigpt.errors import UserError
 from minigpt.inspection.worked.cases import AttentionCase, Case, MultiHeadCase, Part, ReferenceRow
 from minigpt.inspection.worked.fields import Array, Fields
@@ -218,7 +219,9 @@ def _reference_row(fields: Fields) -> ReferenceRow:
         weights=fields.numbers("weights", "T"),
     )
     if len(row.weights) != len(row.tokens):
-        raise fields.problem("weights", f"{len(row.weights)} numbers for {len(row.tokens)} tokens")
+        raise fields.problem(
+            "weights", f"{counted(len(row.weights), 'number')} for {counted(len(row.tokens), 'token')}"
+        )
     if row.query not in row.tokens:
         raise fields.problem("query", f"{row.query} is none of the tokens")
     fields.end()
