@@ -54,7 +54,8 @@ def test_every_command(script: Script, tmp_path: Path, monkeypatch: pytest.Monke
         if "--train.minutes" in words:
             monkeypatch.setattr(planning, "REHEARSAL_SHARE", 0.0)
             monkeypatch.setattr(Pace, "steps", lambda *_: 2)
-            words += ["--model.n-layer", "1", "--model.d-model", "16", "--run.threads", "1", "--data.cache-dir", "cache"]
+            words += ["--model.n-layer", "1", "--model.d-model", "16"]
+            words += ["--run.threads", "1", "--data.cache-dir", "cache"]
         elif words[0] == "scripts/train.py":
             step += 2 if "--resume" in words or step == 0 else 0
             words += ["--train.max-steps", str(step), "--run.threads", "1", "--data.cache-dir", "cache"]
