@@ -259,21 +259,9 @@ def _keep_nucleus(probabilities: Array, mass: float) -> None:
 
 
 @_jit
-def _divide_by_sum(probabilities: Array) -> None:
-    total = 0.0
-    for probability in probabilities:
-        total += probability
-    for i in range(len(probabilities)):
-        probabilities[i] /= total
-
-
-@_jit
 def _draw(probabilities: Array, uniform: float) -> int:
     """``sampling.draw``."""
-    total = 0.0
-    for probability in probabilities:
-        total += probability
-    aim, cumulated, last = uniform * total, 0.0, -1
+    aim, cumulated, last = uniform * probabilities.sum(), 0.0, -1
     for i in range(len(probabilities)):
         if probabilities[i] > 0:
             cumulated, last = cumulated + probabilities[i], i
@@ -291,23 +279,20 @@ def choose(logits: Array, law: "Law", uniform: float) -> int:
             return -1
         scores[i] = logits[i]
     _adjust(scores, law)
-    likeliest = 0
-    for i in range(len(scores)):
-        if scores[i] > scores[likeliest]:
-            likeliest = i
+    likeliest = int(scores.argmax())
     if law.temperature == 0:
         return likeliest
     largest, probabilities = scores[likeliest], scores
     for i in range(len(scores)):
         probabilities[i] = math.exp((scores[i] - largest) / law.temperature)
-    _divide_by_sum(probabilities)
+    probabilities /= probabilities.sum()
     if law.top_p < 1:
         _keep_nucleus(probabilities, law.top_p)
     floor = law.min_p * probabilities[likeliest]
     for i in range(len(probabilities)):
         if probabilities[i] < floor:
             probabilities[i] = 0.0
-    _divide_by_sum(probabilities)
+    probabilities /= probabilities.sum()
     return _draw(probabilities, uniform)
 
 

@@ -91,7 +91,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--engine",
         default="auto",
         choices=["auto", "numpy", "numba", "torch"],
-        help="what runs the model (default: what is soonest done)",
+        help="what runs the model (default: the soonest done)",
     )
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|mps", help="where the model runs (default: cpu)")
     parser.add_argument(
@@ -169,17 +169,17 @@ def load_engine(checkpoint: Checkpoint, options: argparse.Namespace) -> Engine:
     from minigpt.plain import PlainEngine
 
     model, n_token = from_checkpoint(checkpoint), options.max_new_tokens * options.num_samples
-    if options.engine == "numpy" or (options.engine == "auto" and not worth_numba(model, n_token)):
-        return PlainEngine(model)
     try:
-        return compiled_engine(model)
-    except ImportError as error:
-        raise UserError(f"--engine numba: {error}; pip install numba, or leave the option out") from None
-    except Exception as error:  # such as a full disk, which numba wants to keep its code on
-        if options.engine == "numba":
+        if options.engine == "numba" or (options.engine == "auto" and worth_numba(model, n_token)):
+            return compiled_engine(model)
+    except Exception as error:  # numba does not suit this NumPy, finds the disk full, ...: text does not depend on it
+        if options.engine == "auto":
+            say(f"numba failed ({error}): NumPy goes on")
+        elif isinstance(error, ImportError):
+            raise UserError(f"--engine numba: {error}; pip install numba, or leave the option out") from None
+        else:
             raise
-        say(f"numba failed ({error}): NumPy goes on")
-        return PlainEngine(model)
+    return PlainEngine(model)
 
 
 def worth_numba(model: "NormalForm", n_token: int) -> bool:
