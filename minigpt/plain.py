@@ -168,7 +168,7 @@ class PlainEngine:
             final_shift=_unless_all(0, model.final_shift),
         )
         self._head_weight = np.ascontiguousarray(model.head.T)
-        self._layers = [self._rearrange(layer) for layer in model.per_layer()]
+        self._layers = [_packed(rearranged(layer, model)) for layer in model.per_layer()]
         self._rotation = _unless_all(1, (model.cos + 1j * model.sin)[:, None].astype(np.complex64))
         # rms_norm(q)/√K = q/√(Σq² + K·ε) and rms_norm(k) = k/√(Σk²/K + ε): one slope and offset a head
         slope = np.repeat(np.array([1, 1 / model.head_dim], np.float32), [model.n_head, model.n_kv_head])[:, None]
@@ -268,24 +268,28 @@ class PlainEngine:
         logits = self._norm(x, model.final_gain, model.final_shift) @ self._head_weight
         return model.softcap * np.tanh(logits / model.softcap) if model.softcap else logits
 
-    def _rearrange(self, layer: Layer) -> Layer:
-        """Weights as (in, out), neutral vectors empty, rotary pairs side by side, the scale in the query's rows."""
-        model = self._model
-        rows = np.arange(len(layer.qkv_bias)).reshape(-1, model.head_dim)
-        if model.sin.any():
-            turning = rows[: model.n_head + model.n_kv_head]
-            turning[:] = turning.reshape(len(turning), 2, -1).swapaxes(1, 2).reshape(turning.shape)
-        scale = np.ones((len(layer.qkv_bias), 1), np.float32)
-        if not model.qk_norm:
-            scale[: model.n_head * model.head_dim] /= math.sqrt(model.head_dim)
-        order = rows.ravel()
-        layer = layer._replace(qkv_weight=layer.qkv_weight[order] * scale, qkv_bias=layer.qkv_bias[order] * scale[:, 0])
-        return Layer(
-            *(
-                np.ascontiguousarray(array.T) if array.ndim == 2 else _unless_all(name.endswith("gain"), array)
-                for name, array in layer._asdict().items()
-            )
+
+def rearranged(layer: Layer, model: NormalForm) -> Layer:
+    """Rotary pairs side by side, and 1/√K in the query's rows unless a norm follows that has it."""
+    rows = np.arange(len(layer.qkv_bias)).reshape(-1, model.head_dim)
+    if model.sin.any():
+        turning = rows[: model.n_head + model.n_kv_head]
+        turning[:] = turning.reshape(len(turning), 2, -1).swapaxes(1, 2).reshape(turning.shape)
+    scale = np.ones((len(layer.qkv_bias), 1), np.float32)
+    if not model.qk_norm:
+        scale[: model.n_head * model.head_dim] /= math.sqrt(model.head_dim)
+    order = rows.ravel()
+    return layer._replace(qkv_weight=layer.qkv_weight[order] * scale, qkv_bias=layer.qkv_bias[order] * scale[:, 0])
+
+
+def _packed(layer: Layer) -> Layer:
+    """Weights as (in, out), neutral vectors empty."""
+    return Layer(
+        *(
+            np.ascontiguousarray(array.T) if array.ndim == 2 else _unless_all(name.endswith("gain"), array)
+            for name, array in layer._asdict().items()
         )
+    )
 
 
 def _unless_all(neutral: int, array: Array) -> Array:

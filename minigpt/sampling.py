@@ -8,7 +8,7 @@ import codecs
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -42,6 +42,18 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class WritingEngine(Engine, Protocol):
+    """An engine that also draws, by the same law: a call for several tokens costs less than one for each."""
+
+    def write(self, token: int, memory: Any, rule: "Rule", *, uniforms: np.random.Generator, most: int) -> list[int]:
+        """The next few ids after ``token``, which follows those in ``memory``: at most ``most``, ``rule.end`` the last.
+
+        The memory has then read all of them but the last. No id at all: the logits are not finite.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class SamplingOptions:
     """How a token is chosen; the defaults beyond the temperature change nothing.
@@ -66,6 +78,16 @@ class SamplingOptions:
         ):
             if not holds:
                 raise UserError(f"{name} = {getattr(self, name)}: must be {rule}")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """All that decides a text beside its logits and the uniforms."""
+
+    options: SamplingOptions
+    history: set[int]  # ids of prompt and text so far
+    banned: Collection[int]  # ids never drawn
+    end: int | None  # the id that ends the text
 
 
 def distribution(
@@ -176,21 +198,27 @@ def generate(
     if not tokens:
         assert end is not None, "an empty prompt begins with the end id"
         tokens = [end]
-    history = set(tokens)
-    memory, start, read = engine.new_memory(), 0, 0
-    for _ in range(max_new_tokens):
+    rule = Rule(options, set(tokens), banned, end)
+    writer = engine if isinstance(engine, WritingEngine) else None
+    memory, start, read, left = engine.new_memory(), 0, 0, max_new_tokens
+    while left > 0:
         begin = window_start(len(tokens), engine.context_length)
         if begin != start:
             memory, start, read = engine.new_memory(), begin, begin
-        logits = engine.logits(np.array(tokens[read:]), memory)
-        read = len(tokens)
-        barred = {*banned, end} if tokens == [end] else banned  # no document is empty
-        token = draw(distribution(logits, history, options, barred), uniforms.random())
-        if token == end:
-            return
-        yield token
-        tokens.append(token)
-        history.add(token)
+        ids: list[int] = []
+        if writer and len(tokens) - read == 1 < len(tokens):
+            ids = writer.write(tokens[-1], memory, rule, uniforms=uniforms, most=left)
+        if not ids:
+            logits = engine.logits(np.array(tokens[read:]), memory)
+            barred = {*banned, end} if tokens == [end] else banned  # no document is empty
+            ids = [draw(distribution(logits, rule.history, options, barred), uniforms.random())]
+        for token in ids:
+            if token == end:
+                return
+            yield token
+            tokens.append(token)
+            rule.history.add(token)
+        read, left = len(tokens) - 1, left - len(ids)
 
 
 class StreamDecoder:

@@ -5,6 +5,7 @@
   python scripts/benchmark.py train --seeds 3          configs/shakespeare_char.toml: seconds and loss
   python scripts/benchmark.py step --nanogpt ../nanoGPT
   python scripts/benchmark.py decode --nanogpt ../nanoGPT --transformers
+  python scripts/benchmark.py decode --transformers --size 0.8M --streams 32
 
 Contenders take turns; medians and quartiles are shown. Figures taken while other programs computed are marked as no
 claim, with exit code 1. Options of train.py that are given here, --data.source and --train.max-steps, are handed on.
@@ -25,7 +26,7 @@ from minigpt.cli import parse_options, run_script
 from minigpt.errors import UserError
 from minigpt.studies.measure import OthersWatch, Report, core_count, machine_facts, share_now, verdict
 
-REPEATS = {"default": 1, "step": 10, "decode": 5}
+REPEATS = {"default": 1, "step": 10, "decode": 3}
 
 
 def main() -> int:
@@ -62,6 +63,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("what", choices=["default", "tales", "train", "step", "decode"], help="what to measure")
     parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="compare with this checkout of karpathy/nanoGPT")
     parser.add_argument("--transformers", action="store_true", help="decode: compare with transformers, if installed")
+    parser.add_argument("--size", choices=["0.8M", "10.6M"], help="decode: networks of this size alone")
+    parser.add_argument("--streams", type=int, choices=[1, 32], help="decode: so many texts at once alone")
     parser.add_argument("--full", action="store_true", help="train: nanoGPT's own recipe too (minutes)")
     parser.add_argument("--seeds", type=positive, default=1, metavar="N", help="train: runs with seeds 1 to N (1)")
     parser.add_argument("--run", type=Path, metavar="RUN", help="tales: this run, instead of training one")
@@ -93,13 +96,19 @@ def measure(options: argparse.Namespace) -> Report:
         return whole_runs.train(
             seeds=options.seeds, nanogpt=options.nanogpt, full=options.full, threads=threads, flags=flags
         )
-    from minigpt.studies import benchmark
-
     if options.what == "step":
+        from minigpt.studies import benchmark
+
         overrides: dict[str, dict[str, str]] = {"data": {"source": options.source}} if options.source else {}
         return benchmark.step(nanogpt=options.nanogpt, repeats=repeats, threads=threads, overrides=overrides)
-    return benchmark.decode(
-        nanogpt=options.nanogpt, transformers=options.transformers, repeats=repeats, threads=threads
+    from minigpt.studies import decoding
+
+    sizes, streams = (options.size,) if options.size else decoding.SIZES, options.streams
+    cases = [case for case in decoding.DECODE_CASES if case.size in sizes and streams in (None, case.n_stream)]
+    if not cases:
+        raise UserError(f"--size {options.size} --streams {streams}: not measured together; leave one of them out")
+    return decoding.decode(
+        cases=cases, nanogpt=options.nanogpt, transformers=options.transformers, repeats=repeats, threads=threads
     )
 
 

@@ -5,9 +5,10 @@
   python scripts/generate.py runs/bard --num-samples 3 --stop "\\n\\n" --json
 
 In --prompt and --stop, \\n, \\t and \\\\ stand for newline, tab and backslash. On a
-CPU the model runs in NumPy, so the first word comes at once; --device cuda or
-mps runs it in torch. A terminal is shown control characters as \\x1b; in a file
-or a pipe they are as the model wrote them.
+CPU the model runs in NumPy, so the first word comes at once, or for long texts
+compiled by numba, where that is installed; --device cuda or mps runs it in
+torch. A terminal is shown control characters as \\x1b; in a file or a pipe they
+are as the model wrote them.
 """
 
 from minigpt.signals import quiet_interrupts
@@ -16,20 +17,32 @@ if __name__ == "__main__":
     quiet_interrupts()  # before the imports below, which take their time
 
 import argparse
+import importlib.util
 import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.cli import parse_options, run_script, unescape
 from minigpt.console import visible
 from minigpt.errors import UserError
 from minigpt.reading import normalise_newlines
-from minigpt.sampling import Engine, SamplingOptions, StreamDecoder, generate, until_stop
+from minigpt.sampling import Engine, SamplingOptions, StreamDecoder, WritingEngine, generate, until_stop
 from minigpt.tokenizer import END, Tokenizer, tokenizer_from_dict
 from minigpt.unseen import as_read, encoded
+
+if TYPE_CHECKING:
+    from minigpt.normal_form import NormalForm
+
+# What NumPy needs for a token, measured on two cores of an AMD EPYC: so long at least, and so long for each weight.
+NUMPY_SECONDS, NUMPY_SECONDS_PER_WEIGHT = 2.4e-4, 2.6e-10
+# A text for which it needs longer is worth loading compiled code (0.5 s), or compiling it (5 to 10 s).
+WORTH_LOADING, WORTH_COMPILING = 1.0, 10.0
 
 
 def main() -> None:
@@ -39,7 +52,7 @@ def main() -> None:
     checkpoint = find_checkpoint(options.run, options.which)
     writer = Writer(
         tokenizer=tokenizer_from_dict(checkpoint.tokenizer, unseen=options.unseen),
-        engine=load_engine(checkpoint, options.device),
+        engine=load_engine(checkpoint, options),
         sampling=SamplingOptions(
             options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty
         ),
@@ -53,9 +66,13 @@ def main() -> None:
         converse(writer)
         return
     prompt = normalise_newlines(unescape(options.prompt))
-    samples = [write_sample(writer, prompt, number, options) for number in range(options.num_samples)]
+    samples = (writer.write(prompt, number) for number in range(options.num_samples))
+    if isinstance(writer.engine, WritingEngine) and options.num_samples > 1:
+        samples = side_by_side(samples)
+    shown = as_read(writer.tokenizer, prompt)
+    answers = [write_sample(sample, number, shown, options) for number, sample in enumerate(samples)]
     if options.json:
-        answer = {"run": str(options.run), "step": checkpoint.step, "prompt": prompt, "samples": samples}
+        answer = {"run": str(options.run), "step": checkpoint.step, "prompt": prompt, "samples": answers}
         print(json.dumps(answer, ensure_ascii=False))
 
 
@@ -76,6 +93,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-samples", type=int, default=1, metavar="N", help="texts to write (default: 1)")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this; may be repeated")
     parser.add_argument("--interactive", action="store_true", help="ask for prompts until Ctrl-D")
+    parser.add_argument(
+        "--engine",
+        default="auto",
+        choices=["auto", "numpy", "numba", "torch"],
+        help="what runs the model (default: the soonest done)",
+    )
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda|mps", help="where the model runs (default: cpu)")
     parser.add_argument(
         "--unseen",
@@ -84,6 +107,15 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     return parser
+
+
+@dataclass
+class Sample:
+    """One text, written while its pieces are asked for."""
+
+    seed: int
+    pieces: Iterator[str] = field(default_factory=lambda: iter(()))
+    tokens: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -96,64 +128,117 @@ class Writer:
     max_new_tokens: int
     stops: list[str]
     seed: int
-    ids: list[int] = field(default_factory=list)
-    """Tokens of the last text written."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 0:
             raise UserError(f"--max-new-tokens = {self.max_new_tokens}: must be at least 0")
 
-    def write(self, prompt: str, number: int = 0) -> Iterator[str]:
-        """Pieces of the text that goes on from the prompt, each as soon as it is certain."""
+    def write(self, prompt: str, number: int = 0) -> Sample:
+        """The text that goes on from the prompt, each piece as soon as it is certain."""
         tell = say if number == 0 else lambda _sentence: None  # once for all samples
         prompt_ids = encoded(self.tokenizer, prompt, tell).tolist() or [END]
         seen = self.engine.context_length
         if len(prompt_ids) > seen:
             tell(f"the prompt has {len(prompt_ids)} tokens: the model sees the last {seen} at most")
-        return until_stop(self._pieces(prompt_ids, number), self.stops)
+        sample = Sample(self.seed + number)
+        sample.pieces = until_stop(self._pieces(prompt_ids, sample), self.stops)
+        return sample
 
-    def _pieces(self, prompt_ids: list[int], number: int) -> Iterator[str]:
-        decoder, self.ids = StreamDecoder(self.tokenizer), []
+    def _pieces(self, prompt_ids: list[int], sample: Sample) -> Iterator[str]:
+        decoder = StreamDecoder(self.tokenizer)
         for token in generate(
             self.engine,
             prompt_ids,
             max_new_tokens=self.max_new_tokens,
             options=self.sampling,
-            seed=self.seed + number,
+            seed=sample.seed,
             banned=self.tokenizer.undefined_ids,
         ):
-            self.ids.append(token)
+            sample.tokens.append(token)
             yield decoder.push(token)
         yield decoder.flush()
 
 
-def load_engine(checkpoint: Checkpoint, device: str) -> Engine:
-    """The model in NumPy on a CPU, in torch elsewhere."""
-    if device == "cpu":
-        from minigpt.normal_form import from_checkpoint
-        from minigpt.plain import PlainEngine
-
-        return PlainEngine(from_checkpoint(checkpoint))
-    from minigpt.assembly import load_model
-    from minigpt.model import TorchEngine
-
-    return TorchEngine(load_model(checkpoint, device))
+# ── engines ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def write_sample(writer: Writer, prompt: str, number: int, options: argparse.Namespace) -> dict[str, object]:
+def load_engine(checkpoint: Checkpoint, options: argparse.Namespace) -> Engine:
+    """The model in NumPy or, for long texts, compiled; in torch if asked for or away from the CPU."""
+    if options.engine in ("numpy", "numba") and options.device != "cpu":
+        raise UserError(f"--engine {options.engine} runs on the CPU alone: leave out --device {options.device}")
+    if options.engine == "torch" or options.device != "cpu":
+        from minigpt.assembly import load_model
+        from minigpt.model import TorchEngine
+
+        return TorchEngine(load_model(checkpoint, options.device))
+    from minigpt.normal_form import from_checkpoint
+    from minigpt.plain import PlainEngine
+
+    model, n_token = from_checkpoint(checkpoint), options.max_new_tokens * options.num_samples
+    try:
+        if options.engine == "numba" or (options.engine == "auto" and worth_numba(model, n_token)):
+            return compiled_engine(model)
+    except Exception as error:  # numba does not suit this NumPy, finds the disk full, ...: text does not depend on it
+        if options.engine == "auto":
+            say(f"numba failed ({error}): NumPy goes on")
+        elif isinstance(error, ImportError):
+            raise UserError(f"--engine numba: {error}; pip install numba, or leave the option out") from None
+        else:
+            raise
+    return PlainEngine(model)
+
+
+def worth_numba(model: "NormalForm", n_token: int) -> bool:
+    """Whether numba is there and saves more time than it costs to begin with."""
+    n_weight = model.head.size + sum(array.size for array in model.layers)
+    seconds = n_token * max(NUMPY_SECONDS, NUMPY_SECONDS_PER_WEIGHT * n_weight)
+    if seconds < WORTH_LOADING or not importlib.util.find_spec("numba"):
+        return False
+    from minigpt import fast
+
+    return seconds > WORTH_COMPILING or fast.kept_on_disk()
+
+
+def compiled_engine(model: "NormalForm") -> Engine:
+    """The model compiled by numba."""
+    from minigpt import fast
+
+    if not fast.kept_on_disk():
+        say("compiling with numba: once, about 10 s")
+    engine = fast.FastEngine(model)
+    engine.prepare()
+    return engine
+
+
+# ── showing ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def write_sample(sample: Sample, number: int, prompt: str, options: argparse.Namespace) -> dict[str, object]:
     """Write one text, to the terminal as it comes unless it is wanted as JSON."""
-    stream, pieces = writer.write(prompt, number), []
+    pieces = []
     if not options.json:
         if options.num_samples > 1:
             print(f"── sample {number + 1} of {options.num_samples} ──")
-        show(as_read(writer.tokenizer, prompt))
-    for piece in stream:
+        show(prompt)
+    for piece in sample.pieces:
         pieces.append(piece)
         if not options.json:
             show(piece)
     if not options.json:
         print()
-    return {"text": "".join(pieces), "tokens": writer.ids, "seed": writer.seed + number}
+    return {"text": "".join(pieces), "tokens": sample.tokens, "seed": sample.seed}
+
+
+def side_by_side(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """The same in the same order, each when it is whole; a thread a core writes, which compiled code allows."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from pool.map(whole, samples)
+
+
+def whole(sample: Sample) -> Sample:
+    """The text written to its end."""
+    sample.pieces = iter(list(sample.pieces))
+    return sample
 
 
 def converse(writer: Writer) -> None:
@@ -166,9 +251,9 @@ def converse(writer: Writer) -> None:
             return
         prompt = normalise_newlines(unescape(line.removesuffix("\n")))
         try:
-            stream = writer.write(prompt)
+            sample = writer.write(prompt)
             show(as_read(writer.tokenizer, prompt))
-            for piece in stream:
+            for piece in sample.pieces:
                 show(piece)
             print()
         except UserError as error:  # this prompt can't be written on; the next may

@@ -13,7 +13,7 @@ from minigpt.cli import parse_options
 from minigpt.config import DataConfig
 from minigpt.corpus import open_corpus
 from minigpt.errors import UserError
-from minigpt.studies import benchmark, measure, peers, whole_runs
+from minigpt.studies import benchmark, decoding, measure, peers, whole_runs
 from minigpt.studies.measure import Report, Spread, alternate, table, verdict
 
 TEXT = "".join(f"{number} green bottles\nhanging on the wall,\n" for number in range(100))
@@ -143,7 +143,7 @@ def test_nanogpt_gets_the_same_text_and_split(data: dict[str, str], tmp_path: Pa
 def test_windows_of_nanogpt_are_followed_by_their_targets(checkout: Path, data: dict[str, str], tmp_path: Path) -> None:
     corpus = open_corpus(DataConfig(**data), context_length=8, seed=1)  # type: ignore[arg-type]
     vocab_size = peers.write_nanogpt_data(corpus, tmp_path)
-    shape = benchmark.shape_config(8).model
+    shape = decoding.decode_config(decoding.DecodeCase("0.8M", context_length=8, n_stream=1)).model
     training = peers.NanoGptTraining(checkout, tmp_path, shape, vocab_size=vocab_size, batch_size=3)
     inputs, targets = training.next_batch()
     assert inputs.shape == targets.shape == (3, 8)
@@ -178,13 +178,15 @@ def test_step_tells_sizes_losses_and_ratios(
 def test_decode_proves_equal_text_and_says_how_to_bring_a_missing_peer(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(benchmark, "CONTEXTS", (8,))
-    monkeypatch.setattr(benchmark, "FIRST_TOKEN_RUNS", 1)
-    report = benchmark.decode(nanogpt=checkout, transformers=False, repeats=1, threads=1)
+    monkeypatch.setattr(decoding, "FIRST_TOKEN_RUNS", 1)
+    cases = [decoding.DecodeCase("0.8M", context_length=8, n_stream=n_stream) for n_stream in (1, 3)]
+    report = decoding.decode(cases=cases, nanogpt=checkout, transformers=False, repeats=1, threads=2)
     assert report.holds and report.numbers["greedy_ids_equal"]
-    assert [(text["tokens"], set(text["seconds"])) for text in report.numbers["texts"]] == [
-        (8, {"minigpt", "nanoGPT"}),
-        (32, {"minigpt", "nanoGPT"}),
+    assert [(text["n_stream"], text["tokens"], set(text["seconds"])) for text in report.numbers["texts"]] == [
+        (1, 8, {"NumPy", "numba", "nanoGPT"}),
+        (1, 32, {"NumPy", "numba", "nanoGPT"}),
+        (3, 8, {"NumPy", "numba"}),
+        (3, 32, {"NumPy", "numba"}),
     ]
     assert report.numbers["first_token_seconds"][0] > 0
     assert peers.NO_TRANSFORMERS in report.lines
@@ -192,9 +194,12 @@ def test_decode_proves_equal_text_and_says_how_to_bring_a_missing_peer(
     assert max(map(len, report.lines)) <= 80
 
 
-def test_untrained_text_is_not_one_token_over_and_over() -> None:
-    model = benchmark.untrained(8, 66)
-    assert len(set(benchmark.write(benchmark.plain_engine(model), 40))) > 5
+def test_untrained_texts_are_not_one_token_over_and_over() -> None:
+    model = decoding.untrained(decoding.DecodeCase("0.8M", context_length=8, n_stream=3), 66)
+    for engine in decoding.our_engines(model).values():
+        texts = decoding.write_many(engine, 40, n_stream=3, threads=2)
+        assert texts == [decoding.write(engine, 40, first) for first in (1, 2, 3)]
+        assert all(len(set(text)) > 5 for text in texts)
 
 
 def test_default_runs_train_as_a_process(data: dict[str, str]) -> None:

@@ -195,8 +195,8 @@ def nanogpt_recipe(folder: Path, corpus: Corpus, scratch: Path, *, threads: int,
 # ── transformers ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def transformers_writer(shape: ModelConfig, vocab_size: int) -> Callable[[int], None] | None:
-    """Writes so many tokens after a first one with ``generate``, greedy, with its cache; None if not installed.
+def transformers_writer(shape: ModelConfig, vocab_size: int, n_stream: int) -> Callable[[int], None] | None:
+    """Writes so many tokens in each of several texts with ``generate``, greedy, with its cache; None if not installed.
 
     Past the context it is called anew on the window that minigpt would take, so that both do the same work.
     """
@@ -218,7 +218,7 @@ def transformers_writer(shape: ModelConfig, vocab_size: int) -> Callable[[int], 
     model = transformers.GPT2LMHeadModel(config).eval()
 
     def write(n_token: int) -> None:
-        tokens, total = torch.ones(1, 1, dtype=torch.long), 1 + n_token
+        tokens, total = torch.arange(1, 1 + n_stream)[:, None], 1 + n_token
         while tokens.shape[1] < total:
             start = window_start(tokens.shape[1], shape.context_length)
             window = tokens[:, start:]
