@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from minigpt.bpe import learning_bytes
 from minigpt.config import DataConfig
 from minigpt.errors import UserError
 from minigpt.sources import open_source
@@ -217,7 +219,7 @@ def _cached_tokenizer(path: Path, data: DataConfig, split: Callable[[], Split]) 
         stored = json.loads(path.read_text(encoding="utf-8"))
         if stored["digest"] == _digest(stored["tokenizer"]):  # one changed byte may leave another valid tokenizer
             return tokenizer_from_dict(stored["tokenizer"])
-    texts = split().learning_texts(whole=data.tokenizer == "char")
+    texts = split().learning_texts(most=None if data.tokenizer == "char" else learning_bytes(data.vocab_size))
     tokenizer = train_tokenizer(data.tokenizer, texts, data.vocab_size)
     stored = {"tokenizer": tokenizer.to_dict(), "digest": _digest(tokenizer.to_dict())}
     with _scratch(path.parent) as scratch:
@@ -262,19 +264,27 @@ def _write_parts(folder: Path, split: Split, tokenizer: Tokenizer, kind: str) ->
     folder.mkdir()
     end = np.array([END], dtype=kind).tobytes()
     checksums, lost, characters = [0, 0, 0], 0, 0
+    places: deque[tuple[int, bool]] = deque()  # of the pieces that are being encoded: part, whether END goes before
     files = [(folder / f"{part}.bin").open("wb") for part in PARTS]
 
     def write(part: int, ids: bytes) -> None:
         files[part].write(ids)
         checksums[part] = zlib.crc32(ids, checksums[part])
 
-    try:
+    def texts() -> Iterator[str]:
+        nonlocal lost, characters
         for part, text in split.texts():
-            if split.cuts is None or part == TRAIN:
-                write(part, end)
+            starts = split.cuts is None or part == TRAIN
             for piece in pieces(text):
                 lost, characters = lost + tokenizer.count_unseen(piece), characters + len(piece)
-                write(part, tokenizer.encode(piece).astype(kind).tobytes())
+                places.append((part, starts))
+                starts = False
+                yield piece
+
+    try:
+        for ids in tokenizer.encode_each(texts()):
+            part, starts = places.popleft()
+            write(part, end * starts + ids.astype(kind).tobytes())
         if split.cuts is None:
             for part in np.unique(split.part_of[split.part_of >= TRAIN]).tolist():
                 write(part, end)
