@@ -105,7 +105,7 @@ def measure(options: argparse.Namespace) -> Report:
     if options.what == "growth":
         from minigpt.studies.growth import growth
 
-        return growth(repeats=repeats, threads=threads)
+        return growth(repeats=repeats, threads=threads, overrides={})
     from minigpt.studies import benchmark
 
     if options.what == "step":
