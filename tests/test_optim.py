@@ -81,7 +81,8 @@ def test_adamw_is_torchs_own_to_the_bit() -> None:
 
 def test_optimizers_do_not_load_the_compiler() -> None:
     script = (
-        "import sys; from torch import nn; from minigpt.config import OptimConfig; from minigpt.optim import Optimizers\n"
+        "import sys; from torch import nn\n"
+        "from minigpt.config import OptimConfig; from minigpt.optim import Optimizers\n"
         "layer = nn.ModuleDict({'blocks': nn.Linear(3, 2)}); optimizers = Optimizers(layer, OptimConfig(name='muon'))\n"
         "optimizers.backward(layer['blocks'].weight.sum() + layer['blocks'].bias.sum()); optimizers.clip(1.0)\n"
         "optimizers.step(); sys.exit('torch._dynamo' in sys.modules)"
