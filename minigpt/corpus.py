@@ -28,11 +28,10 @@ from minigpt.bpe import learning_bytes
 from minigpt.config import DataConfig
 from minigpt.errors import UserError
 from minigpt.sources import open_source
-from minigpt.split import TRAIN, Split, split_source
+from minigpt.split import TRAIN, Split, Tokens, check_training_part, split_source, usable
 from minigpt.tokenizer import END, Tokenizer, pieces, tokenizer_from_dict, train_tokenizer
 from minigpt.unseen import UnseenError, lost_note
 
-Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 PARTS = ("train", "val", "test")
@@ -96,9 +95,9 @@ def open_corpus(data: DataConfig, *, context_length: int, seed: int, tokenizer: 
             f"{folder}: token files cannot be written ({error.strerror or error}); make room there or name another "
             "folder with --data.cache-dir"
         ) from None
-    _check_training_part(len(train), source.name, context_length, least)
-    val = _usable(val, "validation", data.val_fraction, context_length, notes)
-    test = _usable(test, "the test", data.test_fraction, context_length, notes)
+    check_training_part(len(train), source.name, context_length, least)
+    val = usable(val, "validation", data.val_fraction, context_length, notes)
+    test = usable(test, "the test", data.test_fraction, context_length, notes)
     return Corpus(tokenizer, train, val, test, tuple(notes), fingerprint)
 
 
@@ -176,35 +175,6 @@ def _epoch(seed: int, epoch: int, n: int, slack: int) -> tuple[int, NDArray[np.i
     order = generator.permutation(n)
     order.setflags(write=False)
     return offset, order
-
-
-# ── lengths ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _check_training_part(length: int, name: str, context_length: int, least: int) -> None:
-    if length > context_length:
-        return
-    has = f"{name}: its training part has {length} tokens, but model.context_length = {context_length} needs "
-    largest = length - 1
-    if largest >= 2:
-        remedy = f"the largest context that works is {largest} (--model.context-length {largest})"
-    else:
-        remedy = f"take a text of at least {least} characters"
-    raise UserError(f"{has}{context_length + 1}; {remedy}")
-
-
-def _usable(tokens: Tokens, part: str, fraction: float, context_length: int, notes: list[str]) -> Tokens:
-    """The part, or nothing if it has no token to predict; adds a note if it is asked for and short."""
-    if not fraction or len(tokens) > context_length:
-        return tokens
-    if len(tokens) < 2:
-        notes.append(f"{part} is off: its part of the text has no two tokens")
-        return tokens[:0]
-    notes.append(
-        f"{part} reads one window of {len(tokens) - 1} tokens, shorter than model.context_length = {context_length}: "
-        "its part of the text has no more"
-    )
-    return tokens
 
 
 # ── files ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -23,6 +23,8 @@ from minigpt.tokenizer import pieces
 TRAIN, VAL, TEST = range(3)
 NOTHING = -1
 
+Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+
 
 @dataclass(frozen=True)
 class Split:
@@ -127,3 +129,37 @@ def _cut(document: Document, cuts: tuple[int, int]) -> Iterator[tuple[int, str]]
             if text := chunk[bounds[part] : bounds[part + 1]]:
                 yield part, text
         position += len(chunk)
+
+
+# ── lengths ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_training_part(length: int, name: str, context_length: int, least: int) -> None:
+    """Refuse a training part of fewer tokens than a window and its last target.
+
+    Raises:
+        UserError: naming the largest context that works or, where none does, the ``least`` characters of a text.
+    """
+    if length > context_length:
+        return
+    has = f"{name}: its training part has {length} tokens, but model.context_length = {context_length} needs "
+    largest = length - 1
+    if largest >= 2:
+        remedy = f"the largest context that works is {largest} (--model.context-length {largest})"
+    else:
+        remedy = f"take a text of at least {least} characters"
+    raise UserError(f"{has}{context_length + 1}; {remedy}")
+
+
+def usable(tokens: Tokens, part: str, fraction: float, context_length: int, notes: list[str]) -> Tokens:
+    """The part, or nothing if it has no token to predict; adds a note if it is asked for and short."""
+    if not fraction or len(tokens) > context_length:
+        return tokens
+    if len(tokens) < 2:
+        notes.append(f"{part} is off: its part of the text has no two tokens")
+        return tokens[:0]
+    notes.append(
+        f"{part} reads one window of {len(tokens) - 1} tokens, shorter than model.context_length = {context_length}: "
+        "its part of the text has no more"
+    )
+    return tokens
