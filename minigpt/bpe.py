@@ -19,6 +19,15 @@ SPLIT_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\
 DOWNLOAD_SECONDS = 20.0
 
 
+def learning_bytes(vocab_size: int) -> int:
+    """Bytes at most, spread over a longer text, that so many tokens are learned from (0: the default number).
+
+    More would cost memory and minutes, in Japanese 85 bytes and 2 µs a byte, for little: tokens learned from 2 MB in
+    place of 18 are 0.4 % shorter, in English and in Japanese.
+    """
+    return min(max(4_000_000, 500 * vocab_size), 32_000_000)
+
+
 def learn_tokens(texts: Iterable[str], size: int) -> list[bytes]:
     """The 256 bytes, then merges learned from ``texts`` in the order found; fewer than ``size`` if no pair is left."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,14 +24,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from minigpt.bpe import learning_bytes
 from minigpt.config import DataConfig
 from minigpt.errors import UserError
 from minigpt.sources import open_source
-from minigpt.split import TRAIN, Split, split_source
+from minigpt.split import TRAIN, Split, Tokens, check_training_part, split_source, usable
 from minigpt.tokenizer import END, Tokenizer, pieces, tokenizer_from_dict, train_tokenizer
 from minigpt.unseen import UnseenError, lost_note
 
-Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 PARTS = ("train", "val", "test")
@@ -94,9 +95,9 @@ def open_corpus(data: DataConfig, *, context_length: int, seed: int, tokenizer: 
             f"{folder}: token files cannot be written ({error.strerror or error}); make room there or name another "
             "folder with --data.cache-dir"
         ) from None
-    _check_training_part(len(train), source.name, context_length, least)
-    val = _usable(val, "validation", data.val_fraction, context_length, notes)
-    test = _usable(test, "the test", data.test_fraction, context_length, notes)
+    check_training_part(len(train), source.name, context_length, least)
+    val = usable(val, "validation", data.val_fraction, context_length, notes)
+    test = usable(test, "the test", data.test_fraction, context_length, notes)
     return Corpus(tokenizer, train, val, test, tuple(notes), fingerprint)
 
 
@@ -176,35 +177,6 @@ def _epoch(seed: int, epoch: int, n: int, slack: int) -> tuple[int, NDArray[np.i
     return offset, order
 
 
-# ── lengths ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _check_training_part(length: int, name: str, context_length: int, least: int) -> None:
-    if length > context_length:
-        return
-    has = f"{name}: its training part has {length} tokens, but model.context_length = {context_length} needs "
-    largest = length - 1
-    if largest >= 2:
-        remedy = f"the largest context that works is {largest} (--model.context-length {largest})"
-    else:
-        remedy = f"take a text of at least {least} characters"
-    raise UserError(f"{has}{context_length + 1}; {remedy}")
-
-
-def _usable(tokens: Tokens, part: str, fraction: float, context_length: int, notes: list[str]) -> Tokens:
-    """The part, or nothing if it has no token to predict; adds a note if it is asked for and short."""
-    if not fraction or len(tokens) > context_length:
-        return tokens
-    if len(tokens) < 2:
-        notes.append(f"{part} is off: its part of the text has no two tokens")
-        return tokens[:0]
-    notes.append(
-        f"{part} reads one window of {len(tokens) - 1} tokens, shorter than model.context_length = {context_length}: "
-        "its part of the text has no more"
-    )
-    return tokens
-
-
 # ── files ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -217,7 +189,7 @@ def _cached_tokenizer(path: Path, data: DataConfig, split: Callable[[], Split]) 
         stored = json.loads(path.read_text(encoding="utf-8"))
         if stored["digest"] == _digest(stored["tokenizer"]):  # one changed byte may leave another valid tokenizer
             return tokenizer_from_dict(stored["tokenizer"])
-    texts = split().learning_texts(whole=data.tokenizer == "char")
+    texts = split().learning_texts(most=None if data.tokenizer == "char" else learning_bytes(data.vocab_size))
     tokenizer = train_tokenizer(data.tokenizer, texts, data.vocab_size)
     stored = {"tokenizer": tokenizer.to_dict(), "digest": _digest(tokenizer.to_dict())}
     with _scratch(path.parent) as scratch:
@@ -262,19 +234,27 @@ def _write_parts(folder: Path, split: Split, tokenizer: Tokenizer, kind: str) ->
     folder.mkdir()
     end = np.array([END], dtype=kind).tobytes()
     checksums, lost, characters = [0, 0, 0], 0, 0
+    places: deque[tuple[int, bool]] = deque()  # of the pieces that are being encoded: part, whether END goes before
     files = [(folder / f"{part}.bin").open("wb") for part in PARTS]
 
     def write(part: int, ids: bytes) -> None:
         files[part].write(ids)
         checksums[part] = zlib.crc32(ids, checksums[part])
 
-    try:
+    def texts() -> Iterator[str]:
+        nonlocal lost, characters
         for part, text in split.texts():
-            if split.cuts is None or part == TRAIN:
-                write(part, end)
+            starts = split.cuts is None or part == TRAIN
             for piece in pieces(text):
                 lost, characters = lost + tokenizer.count_unseen(piece), characters + len(piece)
-                write(part, tokenizer.encode(piece).astype(kind).tobytes())
+                places.append((part, starts))
+                starts = False
+                yield piece
+
+    try:
+        for ids in tokenizer.encode_each(texts()):
+            part, starts = places.popleft()
+            write(part, end * starts + ids.astype(kind).tobytes())
         if split.cuts is None:
             for part in np.unique(split.part_of[split.part_of >= TRAIN]).tolist():
                 write(part, end)

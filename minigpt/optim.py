@@ -1,7 +1,7 @@
 """How weights move: AdamW, Muon, and learning-rate schedules as pure functions of the step."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -65,12 +65,28 @@ class Bundle:
         return torch.cat([piece.flatten() for piece in pieces]).view(self.whole.shape).to(self.whole)
 
 
+def bare(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of torch's optimizers without its wrapper, which loads torch's compiler: a second of each start."""
+    return getattr(method, "__wrapped__", method)
+
+
+class AdamW(torch.optim.AdamW):
+    """torch's own, to the bit; it can't be compiled."""
+
+    add_param_group = bare(torch.optim.Optimizer.add_param_group)
+    zero_grad = bare(torch.optim.Optimizer.zero_grad)
+    step = torch.no_grad()(bare(torch.optim.AdamW.step))
+
+
 class Muon(torch.optim.Optimizer):
     """Momentum, then each matrix's update is replaced by the nearest orthogonal one (Jordan et al. 2024).
 
     Parameters are stacks of matrices, (n, R, C), orthogonalised together, in float32 throughout; of several processes
     each takes its share of a stack.
     """
+
+    add_param_group = bare(torch.optim.Optimizer.add_param_group)
+    zero_grad = bare(torch.optim.Optimizer.zero_grad)
 
     def __init__(self, stacks: Iterable[nn.Parameter], config: OptimConfig, world: World = ALONE) -> None:
         defaults = {"lr": config.lr, "momentum": config.momentum, "weight_decay": config.weight_decay}
@@ -157,7 +173,7 @@ class Optimizers:
             rest = Bundle({name: p for name, p in named.items() if name not in matrices})
             group = {"params": [rest.whole], "weight_decay": 0.0, "lr": config.adam_lr}
             self.bundles = [*stacks, rest]
-            self.all = [Muon([stack.whole for stack in stacks], config, world), torch.optim.AdamW([group], **adam)]
+            self.all = [Muon([stack.whole for stack in stacks], config, world), AdamW([group], **adam)]
         else:
             decayed = Bundle({name: p for name, p in named.items() if p.ndim == 2})
             groups = [{"params": [decayed.whole], "weight_decay": config.weight_decay}]
@@ -166,7 +182,7 @@ class Optimizers:
             if vectors:
                 self.bundles.append(Bundle(vectors))
                 groups.append({"params": [self.bundles[-1].whole], "weight_decay": 0.0})
-            self.all = [torch.optim.AdamW(groups, lr=config.lr, **adam)]
+            self.all = [AdamW(groups, lr=config.lr, **adam)]
         self.world = world
         self.scale, self.skip = LossScale(enabled=loss_scaling), False
         self.peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.all]

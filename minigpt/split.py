@@ -4,10 +4,11 @@ One document is cut by characters: its tail is validated, and the end of that ta
 documents go whole into one part each, drawn at random from a seed, and stay in their order within the part.
 """
 
+import random
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import groupby
 from math import ceil, floor
 from operator import itemgetter
 
@@ -22,7 +23,7 @@ from minigpt.tokenizer import pieces
 TRAIN, VAL, TEST = range(3)
 NOTHING = -1
 
-LEARNING_LENGTH = 32_000_000  # characters of a longer text, evenly spread, from which BPE learns its merges
+Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,6 @@ class Split:
     """
 
     source: Source
-    characters: int
     part_of: NDArray[np.int8]
     cuts: tuple[int, int] | None
 
@@ -48,10 +48,16 @@ class Split:
                 for piece_part, group in groupby(_cut(document, self.cuts), key=itemgetter(0)):
                     yield piece_part, map(itemgetter(1), group)
 
-    def learning_texts(self, *, whole: bool) -> Iterator[str]:
-        """What a tokenizer learns from: the training part, thinned out if very long; or the whole text."""
-        texts = (text for part, document in self.texts() if whole or part == TRAIN for text in pieces(document))
-        return texts if whole else islice(texts, 0, None, ceil(self.characters / LEARNING_LENGTH))
+    def learning_texts(self, *, most: int | None) -> Iterator[str]:
+        """What a tokenizer learns from: at most ``most`` bytes, spread over the training part; None: all text."""
+        if most is None:
+            yield from self._pieces(TRAIN, VAL, TEST)
+        else:
+            length = sum(len(text.encode("utf-8", "surrogatepass")) for text in self._pieces(TRAIN))
+            yield from thinned(self._pieces(TRAIN), ceil(length / most))
+
+    def _pieces(self, *parts: int) -> Iterator[str]:
+        return (text for part, document in self.texts() if part in parts for text in pieces(document))
 
 
 def split_source(source: Source, data: DataConfig, *, seed: int, least: int) -> Split:
@@ -73,13 +79,12 @@ def split_source(source: Source, data: DataConfig, *, seed: int, least: int) -> 
         raise UserError(f"{source.name}: there is no text in it; training needs at least {least} characters")
     total = int(counts.sum())
     if len(with_text) > 1:
-        return Split(source, total, assign(counts, data, seed), cuts=None)
+        return Split(source, assign(counts, data, seed), cuts=None)
     part_of = np.where(counts, TRAIN, NOTHING).astype(np.int8)
     held_back = data.val_fraction + data.test_fraction
     # the tiny addition makes (1 − 0.9)·10 one, as it should be
     return Split(
         source,
-        total,
         part_of,
         cuts=(floor((1 - held_back) * total + 1e-6), floor((1 - data.test_fraction) * total + 1e-6)),
     )
@@ -106,6 +111,16 @@ def assign(lengths: NDArray[np.int64], data: DataConfig, seed: int) -> NDArray[n
     return part_of
 
 
+def thinned(texts: Iterable[str], spacing: int) -> Iterator[str]:
+    """One of each ``spacing`` texts in a row, drawn by lot: texts that take turns are all heard."""
+    lots, chosen = random.Random(0), 0
+    for number, text in enumerate(texts):
+        if number % spacing == 0:
+            chosen = number + int(spacing * lots.random())
+        if number == chosen:
+            yield text
+
+
 def _cut(document: Document, cuts: tuple[int, int]) -> Iterator[tuple[int, str]]:
     position = 0
     for chunk in document:
@@ -114,3 +129,37 @@ def _cut(document: Document, cuts: tuple[int, int]) -> Iterator[tuple[int, str]]
             if text := chunk[bounds[part] : bounds[part + 1]]:
                 yield part, text
         position += len(chunk)
+
+
+# ── lengths ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_training_part(length: int, name: str, context_length: int, least: int) -> None:
+    """Refuse a training part of fewer tokens than a window and its last target.
+
+    Raises:
+        UserError: naming the largest context that works or, where none does, the ``least`` characters of a text.
+    """
+    if length > context_length:
+        return
+    has = f"{name}: its training part has {length} tokens, but model.context_length = {context_length} needs "
+    largest = length - 1
+    if largest >= 2:
+        remedy = f"the largest context that works is {largest} (--model.context-length {largest})"
+    else:
+        remedy = f"take a text of at least {least} characters"
+    raise UserError(f"{has}{context_length + 1}; {remedy}")
+
+
+def usable(tokens: Tokens, part: str, fraction: float, context_length: int, notes: list[str]) -> Tokens:
+    """The part, or nothing if it has no token to predict; adds a note if it is asked for and short."""
+    if not fraction or len(tokens) > context_length:
+        return tokens
+    if len(tokens) < 2:
+        notes.append(f"{part} is off: its part of the text has no two tokens")
+        return tokens[:0]
+    notes.append(
+        f"{part} reads one window of {len(tokens) - 1} tokens, shorter than model.context_length = {context_length}: "
+        "its part of the text has no more"
+    )
+    return tokens

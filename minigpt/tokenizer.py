@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from minigpt.bpe import BYTES, SPLIT_PATTERN, learn_tokens, named_tokens
 from minigpt.errors import UserError
+from minigpt.threads import in_threads
 from minigpt.unseen import UnseenError
 
 if TYPE_CHECKING:
@@ -45,8 +46,12 @@ class Tokenizer(ABC):
         Raises:
             UserError: for lone surrogates, which are not text, and for characters that no id stands for.
         """
-        parts = [self._encode_piece(piece) for piece in pieces([text])]
+        parts = list(self.encode_each(pieces([text])))
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+
+    def encode_each(self, texts: Iterable[str]) -> Iterator[NDArray[np.int32]]:
+        """The ids of each of some pieces as ``pieces`` cuts them, in their order; raises as ``encode`` does."""
+        return map(self._encode_piece, texts)
 
     def count_unseen(self, text: str) -> int:
         """Characters of a text that ``encode`` leaves out or replaces."""
@@ -98,14 +103,14 @@ class CharTokenizer(Tokenizer):
         unknown = ids < 0
         if not unknown.any():
             return ids
-        unknown_text = codes[unknown].tobytes().decode("utf-32-le")
+        rare = codes[unknown]
+        unknown_text = rare.tobytes().decode("utf-32-le")
         if not self.byte_fallback:
             return self._without_unseen(ids, unknown, unknown_text)
-        lengths = 1 + unknown * ((codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000))
-        is_byte = np.repeat(unknown, lengths)
-        spread = np.empty(len(is_byte), dtype=np.int32)
-        spread[~is_byte] = ids[~unknown]
-        spread[is_byte] = _byte_ids(unknown_text.encode("utf-8"))
+        lengths = np.ones(len(codes), dtype=np.int64)
+        lengths[unknown] += (rare >= 0x80).astype(np.int64) + (rare >= 0x800) + (rare >= 0x10000)
+        spread = np.repeat(ids, lengths)
+        spread[spread < 0] = _byte_ids(unknown_text.encode("utf-8"))
         return spread
 
     def count_unseen(self, text: str) -> int:
@@ -158,6 +163,11 @@ class BpeTokenizer(Tokenizer):
             return tiktoken.Encoding(self.name, pat_str=self.pattern, mergeable_ranks=ranks, special_tokens={})
         except ValueError as error:
             raise UserError(f"the tokenizer {self.name} is damaged: its split pattern is not valid ({error})") from None
+
+    def encode_each(self, texts: Iterable[str]) -> Iterator[NDArray[np.int32]]:
+        if self.tokens == BYTES:
+            return super().encode_each(texts)
+        return in_threads(self._encode_piece, texts, size=len, enough=PIECE_LENGTH)
 
     def _encode_piece(self, piece: str) -> NDArray[np.int32]:
         if self.tokens == BYTES:

@@ -6,6 +6,9 @@
   python scripts/benchmark.py step --nanogpt ../nanoGPT
   python scripts/benchmark.py decode --nanogpt ../nanoGPT --transformers
   python scripts/benchmark.py decode --transformers --size 0.8M --streams 32
+  python scripts/benchmark.py startup                  seconds until help, first step, first token
+  python scripts/benchmark.py tokens --megabytes 300   text to token ids: MB a second, memory
+  python scripts/benchmark.py growth                   a step against size, context, batch, threads
 
 Contenders take turns; medians and quartiles are shown. Figures taken while other programs computed are marked as no
 claim, with exit code 1. Options of train.py that are given here, --data.source and --train.max-steps, are handed on.
@@ -26,7 +29,7 @@ from minigpt.cli import parse_options, run_script
 from minigpt.errors import UserError
 from minigpt.studies.measure import OthersWatch, Report, core_count, machine_facts, share_now, verdict
 
-REPEATS = {"default": 1, "step": 10, "decode": 3}
+REPEATS = {"default": 1, "step": 10, "decode": 3, "startup": 5, "tokens": 3, "growth": 7}
 
 
 def main() -> int:
@@ -60,7 +63,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("what", choices=["default", "tales", "train", "step", "decode"], help="what to measure")
+    choices = ["default", "tales", "train", "step", "decode", "startup", "tokens", "growth"]
+    parser.add_argument("what", choices=choices, help="what to measure")
     parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="compare with this checkout of karpathy/nanoGPT")
     parser.add_argument("--transformers", action="store_true", help="decode: compare with transformers, if installed")
     parser.add_argument("--size", choices=["0.8M", "10.6M"], help="decode: networks of this size alone")
@@ -68,6 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--full", action="store_true", help="train: nanoGPT's own recipe too (minutes)")
     parser.add_argument("--seeds", type=positive, default=1, metavar="N", help="train: runs with seeds 1 to N (1)")
     parser.add_argument("--run", type=Path, metavar="RUN", help="tales: this run, instead of training one")
+    parser.add_argument("--megabytes", type=positive, default=20, metavar="N", help="tokens: size of a text (20)")
     parser.add_argument("--repeats", type=positive, metavar="N", help=f"times each thing is measured {REPEATS}")
     parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads (default: all cores)")
     parser.add_argument("--data.source", dest="source", metavar="TEXT", help="text to train on instead of the config's")
@@ -96,6 +101,19 @@ def measure(options: argparse.Namespace) -> Report:
         return whole_runs.train(
             seeds=options.seeds, nanogpt=options.nanogpt, full=options.full, threads=threads, flags=flags
         )
+    if options.what == "startup":
+        from minigpt.studies.startup import startup
+
+        return startup(repeats=repeats, flags=flags)
+    if options.what == "tokens":
+        from minigpt.studies.tokens import tokens
+
+        source = Path(options.source) if options.source else None
+        return tokens(source=source, megabytes=options.megabytes, repeats=repeats)
+    if options.what == "growth":
+        from minigpt.studies.growth import growth
+
+        return growth(repeats=repeats, threads=threads, overrides={})
     if options.what == "step":
         from minigpt.studies import benchmark
 

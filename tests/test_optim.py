@@ -1,13 +1,16 @@
 """Schedules at their corners, Muon's orthogonal updates, and state that comes back exact."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
+from running import ROOT
 from torch import nn
 
 from minigpt.config import OptimConfig
-from minigpt.optim import Bundle, Muon, Optimizers, learning_rate_factor, orthogonalise
+from minigpt.optim import AdamW, Bundle, Muon, Optimizers, learning_rate_factor, orthogonalise
 
 
 def test_linear_schedule_corners() -> None:
@@ -60,6 +63,31 @@ def test_muon_follows_its_formula_one_matrix_at_a_time() -> None:
         by_hand = by_hand * (1 - 0.1 * 0.5) - 0.1 * update
     torch.testing.assert_close(together.detach(), torch.cat([matrix.detach() for matrix in alone]))
     torch.testing.assert_close(together.detach(), by_hand)
+
+
+def test_adamw_is_torchs_own_to_the_bit() -> None:
+    torch.manual_seed(3)
+    ours = nn.Parameter(torch.randn(40))
+    theirs = nn.Parameter(ours.detach().clone())
+    settings = {"lr": 0.1, "betas": (0.8, 0.9), "weight_decay": 0.3, "fused": True}
+    optimizers = {ours: AdamW([ours], **settings), theirs: torch.optim.AdamW([theirs], **settings)}
+    for gradient in torch.randn(4, 40):
+        for parameter, optimizer in optimizers.items():
+            parameter.grad = gradient.clone()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert torch.equal(ours, theirs)
+
+
+def test_optimizers_do_not_load_the_compiler() -> None:
+    script = (
+        "import sys; from torch import nn\n"
+        "from minigpt.config import OptimConfig; from minigpt.optim import Optimizers\n"
+        "layer = nn.ModuleDict({'blocks': nn.Linear(3, 2)}); optimizers = Optimizers(layer, OptimConfig(name='muon'))\n"
+        "optimizers.backward(layer['blocks'].weight.sum() + layer['blocks'].bias.sum()); optimizers.clip(1.0)\n"
+        "optimizers.step(); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0
 
 
 def test_a_bundle_shares_memory_with_its_parts() -> None:

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minigpt import corpus as corpus_module
-from minigpt import split as split_module
 from minigpt.config import DataConfig
 from minigpt.corpus import Corpus, evaluation_batches, open_corpus
-from minigpt.split import VAL, assign
+from minigpt.split import VAL, assign, thinned
 from minigpt.tokenizer import END
 
 ENGLISH = "The river rose in spring, and the old bridge didn't hold; 12 boats went under.\n"
@@ -122,7 +121,20 @@ def test_a_tokenizer_learns_from_the_training_part_alone(tmp_path: Path) -> None
 
 
 def test_a_very_long_text_is_thinned_out_for_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_module, "LEARNING_LENGTH", 1000)
+    monkeypatch.setattr(corpus_module, "learning_bytes", lambda _vocab_size: 1000)
     stories = ["even boats"] * 200 + ["odd bridges"] * 200
     corpus = open_stories(tmp_path, stories, tokenizer="bpe", vocab_size=300)
     assert all(len(corpus.tokenizer.encode(word)) < len(word) for word in ("boats", "bridges"))
+
+
+@given(n=st.integers(0, 300), spacing=st.integers(1, 20))
+def test_thinning_takes_one_of_each_row(n: int, spacing: int) -> None:
+    taken = [int(text) for text in thinned(map(str, range(n)), spacing)]
+    rows = [number // spacing for number in taken]
+    assert rows[: n // spacing] == [*range(n // spacing)] and len(rows) <= n // spacing + 1
+
+
+def test_thinning_meets_no_beat() -> None:
+    taken = list(thinned("ab" * 500, 2))
+    assert len(taken) == 500 and 200 < taken.count("a") < 300
+    assert list(thinned("ab" * 5, 1)) == list("ab" * 5)

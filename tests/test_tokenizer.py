@@ -195,6 +195,18 @@ def test_a_million_spaces_or_letters_without_a_line_end(name: str) -> None:
         assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
 
 
+def test_bpe_in_threads_gives_the_ids_of_one() -> None:
+    tokenizer = train_tokenizer("bpe", [ENGLISH, JAPANESE], 400)
+    rows = [f"{number} {JAPANESE[: number % 40]} boats\n" for number in range(6000)]
+    documents = ["", *rows, "".join(rows), "x" * 90_000]
+    expected = [tokenizer._encode_piece(document).tolist() for document in documents]
+    assert [ids.tolist() for ids in tokenizer.encode_each(documents)] == expected
+    text = "".join(rows) * 4
+    assert len(list(pieces([text]))) > 5
+    apart = [tokenizer._encode_piece(piece) for piece in pieces([text])]
+    assert np.array_equal(tokenizer.encode(text), np.concatenate(apart))
+
+
 def test_sizes_that_cannot_be() -> None:
     for name in ("char", "bpe"):
         with pytest.raises(UserError, match="at least 257"):
