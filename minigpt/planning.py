@@ -31,7 +31,7 @@ SIZES = (  # layers, width
     (12, 768),
 )
 MIDDLING = (3, 128)
-HEAD_DIM = 32
+HEAD_DIM = 64
 TOKENS_A_PARAMETER = 10.0  # that a network must be trained on, at least, to be worth its size
 EPOCHS = 12.0  # of a small text; time left over goes into a larger network rather than into more of them
 PARAMETERS_A_TOKEN = 100.0  # of text, at most
