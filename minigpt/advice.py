@@ -74,7 +74,7 @@ class Adviser:
         """What the losses of the whole training mean for the next one; ``longer`` is what to set for more of it."""
         if len(self._validations) < 2:
             return ""
-        before, loss = self._validations[-2:]
+        before, loss = self._validations[-3:][0], self._validations[-1]
         if loss > OVERFITTED * self._best:
             return (
                 f"overfitting since step {self._best_step}, whose checkpoint is the best ({self._best:.3f}; {loss:.3f} "

@@ -128,7 +128,7 @@ class OptimConfig(Section):
     name: Literal["muon", "adamw"] = Field(
         default="muon", description="muon for block matrices (adamw for the rest), or adamw"
     )
-    lr: Rate = Field(default=0.02, description="peak learning rate: muon's, or adamw's for everything")
+    lr: Rate = Field(default=0.03, description="peak learning rate: muon's, or adamw's for everything")
     adam_lr: Rate = Field(default=0.006, description="with muon: peak rate of embeddings, head and vectors")
     beta1: Fraction = Field(default=0.9, description="adamw: decay of the first moment")
     beta2: Fraction = Field(default=0.98, description="adamw: decay of the second moment")
@@ -136,7 +136,7 @@ class OptimConfig(Section):
         default=1e-8, description="adamw: added to the denominator"
     )
     momentum: Fraction = Field(default=0.95, description="muon: decay of the momentum")
-    ns_steps: Count = Field(default=3, description="muon: Newton-Schulz iterations")
+    ns_steps: Annotated[int, Field(ge=1, le=10)] = Field(default=3, description="muon: Newton-Schulz iterations")
     weight_decay: Rate = Field(default=0.0, description="decay of matrices, times the learning rate")
     grad_clip: Rate = Field(default=1.0, description="largest gradient norm; 0: off")
     schedule: Literal["linear", "cosine", "constant"] = Field(default="linear", description="decay after warm-up")

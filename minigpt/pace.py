@@ -15,7 +15,7 @@ from minigpt.corpus import Corpus
 from minigpt.training import Run, train_step, validation_row
 from minigpt.watching import sample_text
 
-BEGINNING_AND_END = 1.5  # seconds: the folder, the first checkpoint and look; the last ones, and leaving
+BEGINNING_AND_END = 2.5  # seconds: the folder, the logs, the first checkpoint and look; the last ones, and leaving
 LOOK_AND_SAVE = 0.25  # seconds that come with a validation, for a small network
 FEWEST_UPDATES = 5
 
@@ -89,7 +89,7 @@ def measured_pace(config: Config, corpus: Corpus, *, seconds: float) -> Pace:
         updates.append(timed(lambda: train_step(run)))
     run.model.eval()
     validation = timed(lambda: validation_row(run)) + timed(lambda: sample_text(run.model, corpus.tokenizer, config))
-    return Pace(statistics.fmean(updates), validation + LOOK_AND_SAVE, peak_memory(run.config.run.device))
+    return Pace(statistics.median(updates), validation + LOOK_AND_SAVE, peak_memory(run.config.run.device))
 
 
 def peak_memory(device: str) -> int:

@@ -32,7 +32,7 @@ SIZES = (  # layers, width
 )
 MIDDLING = (3, 128)
 HEAD_DIM = 64
-TOKENS_A_PARAMETER = 10.0  # that a network must be trained on, at least, to be worth its size
+TOKENS_A_PARAMETER = 4.0  # that a network must be trained on, at least, to be worth its size
 EPOCHS = 12.0  # of a small text; time left over goes into a larger network rather than into more of them
 PARAMETERS_A_TOKEN = 100.0  # of text, at most
 DROPOUT = ((3, 0.0), (8, 0.1), (15, 0.2), (30, 0.3), (math.inf, 0.4))  # up to so many epochs
@@ -42,7 +42,10 @@ CHARACTERS = 500_000  # in a text up to this length each is a token; of a longer
 CONTEXTS, LONG_MINUTES, SHORTEST_CONTEXT = (128, 256), 10.0, 8
 VALIDATIONS, FORWARD_SPEED = 12, 3  # a network reads about so much faster than it learns
 VALIDATION_SHARE, REHEARSAL_SHARE = 0.005, 0.02  # of the time, for one validation, for timing the chosen network
-MODERN = {"attention_init": "zero", "tie_embeddings": False, "logit_softcap": 15.0}
+MODERN = {
+    "model": {"attention_init": "zero", "tie_embeddings": False, "logit_softcap": 15.0},
+    "optim": {"lr": 0.03, "adam_lr": 0.01, "momentum": 0.9},
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,9 @@ def plan_training(overrides: Tables, *, begun: float, init_from: Path | None = N
         raise UserError("train.minutes and train.max_steps both say how long to train: give one of them")
     tables: Tables = merge(overrides, {"train": {"minutes": 0}})
     if not parent:
-        tables = merge({"model": MODERN, "data": chosen_tokenizer(tables)}, tables)
+        other_optimizer = tables.get("optim", {}).get("name", "muon") != "muon"  # then these rates are not for it
+        modern = {**MODERN, "optim": {}} if other_optimizer else MODERN
+        tables = merge({**modern, "data": chosen_tokenizer(tables)}, tables)
     corpus = opened(tables, parent)
     if not parent:
         tables = merge({"model": {"context_length": chosen_context(corpus, asked / 60)}}, tables)
@@ -87,10 +92,11 @@ def plan_training(overrides: Tables, *, begun: float, init_from: Path | None = N
     tables = merge(chosen_size(tables, corpus, parent, seconds=left), tables)
     pace = measured_pace(initial_config(parent, tables), corpus, seconds=REHEARSAL_SHARE * asked)
     left = begun + asked - time.monotonic()
-    rough = pace.steps(initial_config(parent, tables).with_values(train={"eval_interval": 0}), left)
-    intervals = {"eval_interval": math.ceil(rough / VALIDATIONS), "log_interval": max(1, rough // 200)}
-    tables = merge({"train": intervals}, tables)
-    steps = pace.steps(initial_config(parent, tables), left)
+    given, steps = tables, pace.steps(initial_config(parent, tables).with_values(train={"eval_interval": 0}), left)
+    for _ in range(2):  # validations take their time too, and the last of them comes with the last step
+        intervals = {"eval_interval": math.ceil(steps / VALIDATIONS), "log_interval": max(1, steps // 200)}
+        tables = merge({"train": intervals}, given)
+        steps = pace.steps(initial_config(parent, tables), left)
     return Plan(merge(tables, {"train": {"max_steps": steps}}), asked / 60, pace)
 
 
@@ -187,7 +193,7 @@ def sizes(tables: Tables) -> list[Config]:
     """The networks to choose from, the smallest first: those of SIZES that go with what the user has set."""
     options, mistake = {}, None
     for n_layer, d_model in SIZES:
-        shape = {"n_layer": n_layer, "d_model": d_model, "n_head": max(1, d_model // HEAD_DIM)}
+        shape = {"n_layer": n_layer, "d_model": d_model, "n_head": max(2, d_model // HEAD_DIM)}
         try:
             option = validate(merge({"model": shape}, tables))
         except UserError as error:  # a width that the user's number of heads doesn't divide, for one

@@ -2,7 +2,8 @@
 
   python scripts/benchmark.py default                  the run without arguments: seconds, first sample, memory
   python scripts/benchmark.py tales                    what that run has learnt, by evaluate.py
-  python scripts/benchmark.py train --seeds 3          configs/shakespeare_char.toml: seconds and loss
+  python scripts/benchmark.py train --seeds 3          configs/speedrun_cpu.toml: seconds and loss
+  python scripts/benchmark.py curve --nanogpt ../nanoGPT --picture loss.png
   python scripts/benchmark.py step --nanogpt ../nanoGPT
   python scripts/benchmark.py decode --nanogpt ../nanoGPT --transformers
   python scripts/benchmark.py decode --transformers --size 0.8M --streams 32
@@ -39,8 +40,9 @@ def main() -> int:
     if options.threads:  # read by the libraries when they are loaded, here and in the processes started from here
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
             os.environ[name] = str(options.threads)
-    if options.json:
-        check_writable(options.json)
+    for name, path in (("--json", options.json), ("--picture", options.picture)):
+        if path:
+            check_writable(name, path)
     machine = machine_facts(options.threads or core_count())
     print(f"{machine['cpu']}, {machine['cores']} cores, threads {machine['threads']}\n{machine['system']}")
     print(f"Python {machine['python']}, torch {machine['torch']}, numpy {machine['numpy']}\n", flush=True)
@@ -63,12 +65,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    choices = ["default", "tales", "train", "step", "decode", "startup", "tokens", "growth"]
+    choices = ["default", "tales", "train", "step", "decode", "startup", "tokens", "growth", "curve"]
     parser.add_argument("what", choices=choices, help="what to measure")
     parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="compare with this checkout of karpathy/nanoGPT")
     parser.add_argument("--transformers", action="store_true", help="decode: compare with transformers, if installed")
     parser.add_argument("--size", choices=["0.8M", "10.6M"], help="decode: networks of this size alone")
     parser.add_argument("--streams", type=int, choices=[1, 32], help="decode: so many texts at once alone")
+    parser.add_argument("--x-transformers", action="store_true", help="train: compare with it, if installed")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="curve: draw loss against seconds into a .png")
     parser.add_argument("--full", action="store_true", help="train: nanoGPT's own recipe too (minutes)")
     parser.add_argument("--seeds", type=positive, default=1, metavar="N", help="train: runs with seeds 1 to N (1)")
     parser.add_argument("--run", type=Path, metavar="RUN", help="tales: this run, instead of training one")
@@ -98,9 +102,13 @@ def measure(options: argparse.Namespace) -> Report:
             return whole_runs.default(repeats=repeats, flags=flags)
         if options.what == "tales":
             return whole_runs.tales(run=options.run, flags=flags)
-        return whole_runs.train(
-            seeds=options.seeds, nanogpt=options.nanogpt, full=options.full, threads=threads, flags=flags
-        )
+        asked = {"nanoGPT, its recipe": options.nanogpt and options.full, "x-transformers": options.x_transformers}
+        peers = [name for name, there in asked.items() if there]
+        return whole_runs.train(seeds=options.seeds, peers=peers, nanogpt=options.nanogpt, threads=threads, flags=flags)
+    if options.what == "curve":
+        from minigpt.studies.curve import curve
+
+        return curve(nanogpt=options.nanogpt, threads=threads, flags=flags, picture=options.picture)
     if options.what == "startup":
         from minigpt.studies.startup import startup
 
@@ -138,12 +146,12 @@ def positive(text: str) -> int:
     return number
 
 
-def check_writable(path: Path) -> None:
+def check_writable(option: str, path: Path) -> None:
     """Better told now than after some minutes of measuring."""
     try:
         path.open("a", encoding="utf-8").close()
     except OSError as error:
-        raise UserError(f"--json {path}: can't be written ({error.strerror or error}); name another file") from None
+        raise UserError(f"{option} {path}: can't be written ({error.strerror or error}); name another file") from None
 
 
 if __name__ == "__main__":

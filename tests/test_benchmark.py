@@ -212,6 +212,35 @@ def test_default_runs_train_as_a_process(data: dict[str, str]) -> None:
         whole_runs.default(repeats=1, flags=["--data.source", "nowhere"])
 
 
+def test_the_whole_run_is_told_beside_another_program(
+    data: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    flags = [word for key, value in data.items() for word in (f"--data.{key.replace('_', '-')}", value)]
+    flags += ["--train.max-steps", "2", "--model.d-model", "16", "--model.n-layer", "1"]
+
+    def half_as_fast(source: str, *, seed: int, threads: int) -> peers.RecipeResult:
+        return peers.RecipeResult(seconds=1e3, n_parameter=7, steps=9, loss=2.5)
+
+    monkeypatch.setattr(peers, "x_transformers_recipe", half_as_fast)
+    report = whole_runs.train(seeds=2, peers=["x-transformers"], nanogpt=None, threads=1, flags=flags)
+    ours = report.numbers["minigpt"]
+    assert [run["steps"] for run in ours] == [2, 2] and ours[0]["loss"] != ours[1]["loss"]
+    assert {run["window"] for run in ours} == {64}
+    assert report.numbers["peers"]["x-transformers"]["n_parameter"] == 7
+    assert any(line.startswith("mean loss of 2 seeds:") for line in report.lines)
+    assert any("minigpt's time / x-transformers's: 0.0" in line for line in report.lines)
+    assert whole_runs.standard_error([1.0, 2.0, 3.0]) == pytest.approx(1 / 3**0.5)
+
+
+def test_a_peer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("some words and some more\n" * 100, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "x_transformers.py").write_text("raise ImportError('no x_transformers here')", encoding="utf-8")
+    with pytest.raises(UserError, match=r"no x_transformers here.*pip install x-transformers"):
+        peers.x_transformers_recipe(str(text), seed=1, threads=1)
+
+
 def test_nested_answers_become_rows() -> None:
     assert list(whole_runs.flat({"all": 0.5, "kind": {"pronoun": {"n": 3}}})) == [
         ("all", "0.5000"),

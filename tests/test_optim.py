@@ -4,13 +4,24 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from running import ROOT
 from torch import nn
 
 from minigpt.config import OptimConfig
-from minigpt.optim import AdamW, Bundle, Muon, Optimizers, learning_rate_factor, orthogonalise
+from minigpt.optim import (
+    REACH,
+    AdamW,
+    Bundle,
+    Muon,
+    Optimizers,
+    learning_rate_factor,
+    nearest_to_one,
+    orthogonalise,
+    polar_quintics,
+)
 
 
 def test_linear_schedule_corners() -> None:
@@ -36,11 +47,31 @@ def test_constant_schedule_and_a_warm_up_longer_than_the_run() -> None:
 def test_orthogonalised_matrices_have_singular_values_near_one(shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
     matrices = torch.randn(shape)
-    left, values, right = torch.linalg.svd(orthogonalise(matrices, steps=5), full_matrices=False)
+    left, values, right = torch.linalg.svd(orthogonalise(matrices, polar_quintics(3)), full_matrices=False)
     assert ((values > 0.6) & (values < 1.3)).all()
     exact_left, _, exact_right = torch.linalg.svd(matrices, full_matrices=False)
     cosine = ((left @ right) * (exact_left @ exact_right)).sum((-2, -1)) / min(shape[1:])
     assert (cosine > 0.99).all()
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.01, 1.0), (0.3, 1.7), (0.9, 1.1)])
+def test_no_odd_quintic_is_nearer_to_one(low: float, high: float) -> None:
+    """It errs equally at four places, in turn above and below: Chebyshev's mark of the best."""
+    (a, b, c), error = nearest_to_one(low, high)
+    at = np.linspace(low, high, 20_001)
+    errs = 1 - (a * at + b * at**3 + c * at**5)
+    assert np.abs(errs).max() == pytest.approx(error, rel=1e-6)
+    extreme = np.sign(errs[np.abs(errs) > error * (1 - 1e-4)])
+    assert np.count_nonzero(np.diff(extreme)) == 3
+    assert (np.sign(errs[0]), np.sign(errs[-1])) == (1, -1)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+def test_the_quintics_together_bring_small_singular_values_near_one(steps: int) -> None:
+    values = np.geomspace(REACH**-steps, 1, 1000)
+    for a, b, c in polar_quintics(steps):
+        values = a * values + b * values**3 + c * values**5
+    assert np.abs(1 - values).max() < 0.32
 
 
 def test_muon_follows_its_formula_one_matrix_at_a_time() -> None:
@@ -59,7 +90,7 @@ def test_muon_follows_its_formula_one_matrix_at_a_time() -> None:
         for optimizer in optimizers:
             optimizer.step()
         momentum = 0.9 * momentum + 0.1 * gradients
-        update = orthogonalise(0.1 * gradients + 0.9 * momentum, 3) * (6 / 4) ** 0.5
+        update = orthogonalise(0.1 * gradients + 0.9 * momentum, polar_quintics(3)) * (6 / 4) ** 0.5
         by_hand = by_hand * (1 - 0.1 * 0.5) - 0.1 * update
     torch.testing.assert_close(together.detach(), torch.cat([matrix.detach() for matrix in alone]))
     torch.testing.assert_close(together.detach(), by_hand)

@@ -11,7 +11,7 @@ from running import ROOT
 
 from minigpt.config import Config, validate
 from minigpt.errors import UserError
-from minigpt.studies import growth, startup, tokens, whole_runs
+from minigpt.studies import curve, growth, startup, tokens, whole_runs
 from minigpt.studies.growth import PowerLaw
 from minigpt.studies.made_text import made_text
 
@@ -128,3 +128,19 @@ def test_memory_is_counted_from_the_start_of_a_process(tmp_path: Path) -> None:
     data = {"source": str(path), "tokenizer": "char", "cache_dir": str(tmp_path / "cache")}
     small = {"n_layer": 1, "d_model": 32, "n_head": 2, "context_length": 8}
     assert (growth.step_bytes({"data": data, "model": small, "run": {"device": "cpu", "threads": 1}}) or 0) >= 0
+
+
+def test_curves_are_drawn_where_their_numbers_are() -> None:
+    """A curve that falls from left to right: its colour is at the top on the left, at the bottom on the right."""
+    picture = curve.draw_curves({"ours": [(1.0, 4.0), (100.0, 1.0)]}, x_label="seconds", y_label="loss")
+    colour = tuple(int(curve.COLOURS[0][i : i + 2], 16) for i in (1, 3, 5))
+    painted = np.argwhere((np.asarray(picture) == colour).all(axis=-1))
+    first, last = painted[painted[:, 1].argmin()], painted[painted[:, 1].argmax()]
+    assert first[0] < curve.SIZE[1] / 2 < last[0] and first[1] < curve.SIZE[0] / 2 < last[1]
+
+
+def test_ticks_are_round_and_take_in_the_numbers() -> None:
+    assert curve.ticks_1_2_5(3, 120) == [5, 10, 20, 50, 100]
+    assert curve.ticks_1_2_5(3.1, 3.2) == [2]
+    assert curve.even_ticks(1.72, 4.3) == pytest.approx([1.5, 2, 2.5, 3, 3.5, 4, 4.5])
+    assert len(curve.even_ticks(2.0, 2.0)) >= 2

@@ -3,11 +3,12 @@
 import contextlib
 import importlib.util
 import io
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,10 +149,11 @@ def n_parameter(model: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class RecipeResult:
-    """nanoGPT's recipe as a whole process."""
+    """Another program's training as a whole process."""
 
     seconds: float
     n_parameter: int
+    steps: int
     loss: float
 
 
@@ -161,35 +163,72 @@ def nanogpt_recipe(folder: Path, corpus: Corpus, scratch: Path, *, threads: int,
     Raises:
         UserError: if it fails.
     """
-    module, data, out = nanogpt_module(folder), scratch / "data", scratch / "out"
-    write_nanogpt_data(corpus, data)
+    write_nanogpt_data(corpus, scratch / "data")
+    begun = time.perf_counter()
+    for _line in nanogpt_lines(folder, scratch, threads=threads, steps=steps, eval_interval=RECIPE_EVAL_INTERVAL):
+        pass
+    seconds = time.perf_counter() - begun
+    module = nanogpt_module(folder)
+    saved = torch.load(scratch / "out" / "ckpt.pt", map_location="cpu", weights_only=True)
+    with contextlib.redirect_stdout(io.StringIO()):
+        model = module.GPT(module.GPTConfig(**saved["model_args"]))
+    model.load_state_dict(saved["model"])
+    return RecipeResult(seconds, n_parameter(model), steps, nanogpt_loss(model, corpus.val))
+
+
+def nanogpt_lines(folder: Path, scratch: Path, *, threads: int, steps: int, eval_interval: int) -> Iterator[str]:
+    """What nanoGPT's training prints, as it comes; it reads ``scratch/data`` and writes ``scratch/out``.
+
+    Raises:
+        UserError: if it fails, with what it said last.
+    """
     flags = [
         *RECIPE_FLAGS,
         f"--max_iters={steps}",
         f"--lr_decay_iters={steps}",
-        f"--eval_interval={min(RECIPE_EVAL_INTERVAL, steps)}",
-        f"--dataset={data.resolve()}",
-        f"--out_dir={out.resolve()}",
+        f"--eval_interval={min(eval_interval, steps)}",
+        f"--dataset={(scratch / 'data').resolve()}",
+        f"--out_dir={(scratch / 'out').resolve()}",
         "--always_save_checkpoint=True",  # else the last weights are lost when an estimate on 20 batches got no better
     ]
-    begun = time.perf_counter()
-    done = subprocess.run(
+    variables = {"OMP_NUM_THREADS": str(threads), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
         [sys.executable, "train.py", "config/train_shakespeare_char.py", *flags],
         cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         encoding="utf-8",
         errors="replace",
-    )
+    ) as process:
+        assert process.stdout
+        last = "(no message)"
+        for line in process.stdout:
+            last = line.strip() or last
+            yield line
+    if process.returncode:
+        raise UserError(f"{folder}: its train.py failed: {last}")
+
+
+# ── x-transformers ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def x_transformers_recipe(source: str, *, seed: int, threads: int) -> RecipeResult:
+    """Run ``x_transformers_recipe.py``; ``source`` as ``data.source`` has it.
+
+    Raises:
+        UserError: if it fails, as it does where the library is not installed.
+    """
+    command = [sys.executable, "-m", "minigpt.studies.x_transformers_recipe", source, str(seed), str(threads)]
+    begun = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace")
     seconds = time.perf_counter() - begun
     if done.returncode:
-        raise UserError(f"{folder}: its train.py failed: {(done.stderr.strip().splitlines() or ['(no message)'])[-1]}")
-    saved = torch.load(out / "ckpt.pt", map_location="cpu", weights_only=True)
-    with contextlib.redirect_stdout(io.StringIO()):
-        model = module.GPT(module.GPTConfig(**saved["model_args"]))
-    model.load_state_dict(saved["model"])
-    return RecipeResult(seconds, n_parameter(model), nanogpt_loss(model, corpus.val))
+        reason = (done.stderr.strip().splitlines() or ["(no message)"])[-1]
+        raise UserError(f"x-transformers can't be compared with ({reason}): pip install x-transformers")
+    answer = json.loads(done.stdout)
+    return RecipeResult(seconds, answer["parameters"], answer["steps"], answer["loss"])
 
 
 # ── transformers ───────────────────────────────────────────────────────────────────────────────────────────────

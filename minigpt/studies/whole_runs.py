@@ -8,16 +8,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import nan
 from pathlib import Path
-from typing import Any
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
 
 from minigpt.config import DEFAULT_CONFIG
+from minigpt.console import counted
 from minigpt.errors import UserError
 from minigpt.studies.measure import Report, Spread, table
 
+if TYPE_CHECKING:  # loading torch here would hide what the processes need
+    from minigpt.studies.peers import RecipeResult
+
 SCRIPTS = DEFAULT_CONFIG.parent.parent / "scripts"
-SHAKESPEARE = DEFAULT_CONFIG.parent / "shakespeare_char.toml"
+SPEEDRUN = DEFAULT_CONFIG.parent / "speedrun_cpu.toml"
 SAMPLE = re.compile(r"── step \d+ writes ──")  # what train.py shows above a sample
 
 
@@ -75,47 +81,53 @@ def tales(*, run: Path | None, flags: Sequence[str]) -> Report:
     return Report(lines, {"tales": answer["tales"]})
 
 
-def train(*, seeds: int, nanogpt: Path | None, full: bool, threads: int, flags: Sequence[str]) -> Report:
-    """``configs/shakespeare_char.toml`` as a whole process, and nanoGPT's recipe for a CPU beside it.
+def train(*, seeds: int, peers: Sequence[str], nanogpt: Path | None, threads: int, flags: Sequence[str]) -> Report:
+    """``configs/speedrun_cpu.toml`` as a whole process, and other programs' trainings of that size beside it.
 
-    The loss of both is over the whole validation part in windows of the context length, of the last weights.
+    The loss of all is over the whole validation part in windows of the context length, of the last weights. The first
+    run also makes the token files, the others find them.
 
     Args:
         seeds: runs, with seeds 1, 2, ...
-        nanogpt: a checkout to compare with.
-        full: run it, which takes some minutes.
-        threads: CPU threads of nanoGPT.
+        peers: "nanogpt", its recipe for a CPU, and "x-transformers".
+        nanogpt: its checkout.
+        threads: CPU threads of the others.
         flags: options handed on to ``train.py``.
     """
     with tempfile.TemporaryDirectory() as scratch:
+        cache = ["--data.cache-dir", str(Path(scratch) / "cache")] if "--data.source" in flags else []
         runs = [
-            train_process([str(SHAKESPEARE), *flags, "--run.seed", str(seed)], Path(scratch) / str(seed))
+            train_process([str(SPEEDRUN), *flags, *cache, "--run.seed", str(seed)], Path(scratch) / str(seed))
             for seed in range(1, seeds + 1)
         ]
-        theirs = _nanogpt(nanogpt, runs[0].path, Path(scratch), threads) if nanogpt and full else None
         ours = [_told(run) for run in runs]
+        theirs = {name: _peer(name, runs[0].path, nanogpt, Path(scratch), threads) for name in peers}
     rows = [["", "parameters", "steps", "seconds", "validation loss"]]
     rows += [[f"minigpt, seed {seed}", *_cells(run)] for seed, run in enumerate(ours, start=1)]
-    lines = []
-    if seeds > 1:
-        losses = Spread.of([run["loss"] for run in ours])
-        lines.append(f"median loss of {seeds} seeds: {losses.median:.4f} ({losses.low:.4f}–{losses.high:.4f})")
-    if theirs:
-        rows.append(["nanoGPT, its recipe", *_cells(theirs)])
-        ratio = Spread.of([run["seconds"] / theirs["seconds"] for run in ours])
-        lines.append(f"minigpt's time / nanoGPT's: {ratio}")
-    elif nanogpt:
-        lines.append("nanoGPT left out: its recipe takes some minutes; add --full")
-    else:
-        from minigpt.studies.peers import NO_NANOGPT
-
-        lines.append(f"{NO_NANOGPT}, and --full")
+    rows += [[name, *_cells(asdict(result))] for name, result in theirs.items()]
+    losses = [run["loss"] for run in ours]
+    lines = [f"mean loss of {counted(seeds, 'seed')}: {mean(losses):.4f} ± {standard_error(losses):.4f}"]
+    for name, result in theirs.items():
+        ratio = Spread.of([run["seconds"] / result.seconds for run in ours])
+        lines.append(
+            f"minigpt's time / {name}'s: {ratio}; that of the first run {ours[0]['seconds'] / result.seconds:.3f}"
+        )
+    if not theirs:
+        lines.append(
+            "beside others: --nanogpt DIR --full (a checkout of github.com/karpathy/nanoGPT), --x-transformers"
+        )
     head = "Whole processes; loss over the whole validation part, in windows of the context"
-    return Report([head, *table(rows), *lines], {"minigpt": ours, "nanogpt": theirs})
+    numbers = {"minigpt": ours, "peers": {name: asdict(result) for name, result in theirs.items()}}
+    return Report([head, *table(rows), *lines], numbers)
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of their mean; nan for one value."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else nan
 
 
 def _cells(run: Mapping[str, Any]) -> list[str]:
-    return [f"{run['parameters']:,}", f"{run['steps']:,}", f"{run['seconds']:.1f}", f"{run['loss']:.4f}"]
+    return [f"{run['n_parameter']:,}", f"{run['steps']:,}", f"{run['seconds']:.1f}", f"{run['loss']:.4f}"]
 
 
 def _told(trained: Trained) -> dict[str, Any]:
@@ -124,7 +136,7 @@ def _told(trained: Trained) -> dict[str, Any]:
     tensors = find_checkpoint(trained.path, "last").tensors("model")
     answer = evaluation(trained.path, "--which", "last")
     return {
-        "parameters": sum(tensor.size for tensor in tensors.values()),
+        "n_parameter": sum(tensor.size for tensor in tensors.values()),
         "steps": answer["step"],
         "seconds": trained.seconds,
         "loss": answer["loss"],
@@ -133,21 +145,18 @@ def _told(trained: Trained) -> dict[str, Any]:
     }
 
 
-def _nanogpt(folder: Path, run: Path, scratch: Path, threads: int) -> dict[str, Any]:
-    """Its recipe on the text of one of our runs."""
+def _peer(name: str, run: Path, nanogpt: Path | None, scratch: Path, threads: int) -> "RecipeResult":
+    """Another program on the text of one of our runs."""
     from minigpt.checkpoint import find_checkpoint
     from minigpt.corpus import open_corpus
-    from minigpt.studies.peers import RECIPE_STEPS, nanogpt_recipe
+    from minigpt.studies.peers import RECIPE_STEPS, nanogpt_recipe, x_transformers_recipe
 
     config = find_checkpoint(run, "last").config
+    if name == "x-transformers":
+        return x_transformers_recipe(config.data.source, seed=config.run.seed, threads=threads)
+    assert nanogpt
     corpus = open_corpus(config.data, context_length=config.model.context_length, seed=config.run.seed)
-    result = nanogpt_recipe(folder, corpus, scratch / "nanogpt", threads=threads, steps=RECIPE_STEPS)
-    return {
-        "parameters": result.n_parameter,
-        "steps": RECIPE_STEPS,
-        "seconds": result.seconds,
-        "loss": result.loss,
-    }
+    return nanogpt_recipe(nanogpt, corpus, scratch / "nanogpt", threads=threads, steps=RECIPE_STEPS)
 
 
 # ── processes ──────────────────────────────────────────────────────────────────────────────────────────────────
