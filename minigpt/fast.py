@@ -1,7 +1,7 @@
 """Long texts on a CPU: ``plain``'s decoder compiled by numba (``compiled.py``), about four times as fast.
 
-Only what takes one token after another is compiled; a prompt goes through ``PlainEngine``, whose memory is shared.
-numba is optional: whoever imports this module needs it.
+``PlainEngine``'s memory is shared, and its work where all logits of a text are asked for. numba is optional: whoever
+imports this module needs it.
 """
 
 from collections.abc import Sequence
@@ -106,11 +106,10 @@ class FastEngine:
 
     def logits(self, tokens: Sequence[int] | Array, memory: PlainMemory) -> Array:
         """Logits (V,) of what follows ``tokens``, which follow those in ``memory`` and are added to it."""
-        if len(tokens) > 1:
-            return self._plain.logits(tokens, memory)
-        assert memory.length < self.context_length, f"1 token does not fit a memory of {memory.length}"
-        logits = compiled.read(self._model, memory.keys, memory.values, int(tokens[0]), memory.length)
-        memory.length += 1
+        start, ids = memory.length, np.asarray(tokens, np.int64)
+        assert 0 < len(ids) <= self.context_length - start, f"{len(ids)} tokens do not fit a memory of {start}"
+        logits = compiled.read(self._model, memory.keys, memory.values, ids, start)
+        memory.length += len(ids)
         return logits
 
     def all_logits(self, tokens: Sequence[int] | Array, memory: PlainMemory) -> Array:

@@ -209,7 +209,7 @@ def test_more_than_the_context_is_refused() -> None:
     engine = FastEngine(model_of(small(ModelConfig())))
     memory = engine.new_memory()
     engine.logits(np.arange(12), memory)
-    with pytest.raises(AssertionError, match="1 token does not fit"):
+    with pytest.raises(AssertionError, match="1 tokens do not fit"):
         engine.logits(np.array([0]), memory)
 
 
