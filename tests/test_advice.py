@@ -94,3 +94,20 @@ def test_a_falling_and_noisy_training_loss_is_not_told(listener: Listener) -> No
     draw = np.random.default_rng(0)
     losses(Adviser(listener, config()), "train_loss", lambda step: 4 / step**0.2 * draw.uniform(0.7, 1.3), 400)
     assert listener.sentences == []
+
+
+@pytest.mark.parametrize(
+    ("val_losses", "words"),
+    [
+        ([3.0], ""),
+        ([3.0, 2.5, 2.2, 2.0], "still falling at the end: --train.minutes 15 goes further"),
+        ([3.0, 2.0, 2.1, 2.3], "overfitting since step 2, whose checkpoint is the best (2.000; 2.300 at the end)"),
+        ([3.0, 2.0, 2.0, 1.9999], "had settled at the end"),
+    ],
+)
+def test_the_last_word_follows_from_the_losses(listener: Listener, val_losses: list[float], words: str) -> None:
+    adviser = Adviser(listener, config())
+    for step, loss in enumerate(val_losses, start=1):
+        adviser.log(step, val_loss=loss)
+    sentence = adviser.last_word("--train.minutes 15")
+    assert words in sentence and bool(words) == bool(sentence)
