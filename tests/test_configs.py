@@ -47,7 +47,7 @@ def shipped(name: str) -> Config:
 
 def test_what_is_shipped() -> None:
     assert set(SHIPPED) == {
-        "tales", "tiny", "shakespeare_char", "shakespeare_bpe", "tutorial", "gpt2", "llama", "gpu_10m",
+        "tales", "tiny", "speedrun_cpu", "shakespeare_char", "shakespeare_bpe", "tutorial", "gpt2", "llama", "gpu_10m",
     }  # fmt: skip
 
 

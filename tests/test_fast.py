@@ -55,7 +55,7 @@ def test_any_layout_is_right(data: st.DataObject) -> None:
         n_layer=one_of(1, 3),
         n_head=n_head,
         n_kv_head=one_of(*(n for n in (1, 2, 3, 4, 6) if n_head % n == 0)),
-        d_model=n_head * one_of(2, 6, 10),
+        d_model=n_head * one_of(4, 6, 10),
         d_ff=one_of(1, 7, 24),
         context_length=one_of(2, 9, 40),
         position=one_of("rotary", "sinusoidal", "learned", "none"),

@@ -93,7 +93,7 @@ def test_what_changes_on_the_way_is_told_and_what_may_not_is_refused(
     capfd.readouterr()
     resume(run.path, {"optim": {"lr": "1e-3"}, "train": {"eval_interval": "5"}})
     said = capfd.readouterr().err
-    assert "optim.lr: 0.02 -> 0.001" in said
+    assert "optim.lr: 0.03 -> 0.001" in said
     assert "train.eval_interval: 10 -> 5" in said
     assert rows(run.path)[2]["lr"] == pytest.approx(1e-3 * 18 / 20)
 
@@ -160,7 +160,7 @@ def test_a_changed_optimizer_is_told(tiny: Tables, capfd: pytest.CaptureFixture[
     resume(run.path, {"optim": {"name": "adamw"}})
     said = capfd.readouterr().err
     assert "optim.name: muon -> adamw" in said and "begin with an empty optimizer state" in said
-    assert "optim.lr = 0.02 is high for adamw" in said
+    assert "optim.lr = 0.03 is high for adamw" in said
 
 
 def test_a_checkpoint_that_fits_nothing_is_damaged(tiny: Tables) -> None:

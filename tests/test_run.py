@@ -249,7 +249,7 @@ def test_training_knobs_may_change_and_are_told():
         saved,
         {"optim": {"lr": "0.01"}, "train": {"max_steps": "900", "eval_interval": "50"}, "model": {"n_layer": "2"}},
     )
-    assert changes == ["optim.lr: 0.02 -> 0.01", "train.max_steps: 500 -> 900", "train.eval_interval: 100 -> 50"]
+    assert changes == ["optim.lr: 0.03 -> 0.01", "train.max_steps: 500 -> 900", "train.eval_interval: 100 -> 50"]
     assert (config.optim.lr, config.train.max_steps, config.model.n_layer) == (0.01, 900, 2)
     assert resume_config(saved, {}) == (saved, [])
 
