@@ -30,7 +30,7 @@ def before_training(config: Config, corpus: Corpus) -> Iterator[str]:
         fewer = max(1, math.ceil(MANY_EPOCHS / 4 * tokens / step_tokens))
         yield (
             f"the text is small: {counted(config.train.max_steps, 'step')} will read it {epochs:.0f} times and learn "
-            f"it by heart; more text, --train.max-steps {fewer}, or --model.dropout 0.2 and --train.early-stop 3"
+            f"it by heart; more text helps, or {fewer} steps, --train.early-stop 3, --model.dropout {more_dropout(config):.1f}"
         )
     if config.optim.name == "adamw" and config.optim.lr > HIGH_ADAMW_RATE:
         yield f"optim.lr = {config.optim.lr:g} is high for adamw, which has one rate for all: 0.001 to 0.003 is usual"
@@ -78,14 +78,11 @@ class Adviser:
         if loss > OVERFITTED * self._best:
             return (
                 f"overfitting since step {self._best_step}, whose checkpoint is the best ({self._best:.3f}; {loss:.3f} "
-                f"at the end): more text or --model.dropout {self._more_dropout():.1f} goes further"
+                f"at the end): more text or --model.dropout {more_dropout(self._config):.1f} goes further"
             )
         if loss < before * FALLING:
             return f"validation loss was still falling at the end: {longer} goes further"
         return "validation loss had settled at the end: more text or a larger network goes further than more steps"
-
-    def _more_dropout(self) -> float:
-        return max(0.2, min(0.5, self._config.model.dropout + 0.1))
 
     def _validated(self, step: int, loss: float) -> None:
         self._validations.append(loss)
@@ -98,7 +95,7 @@ class Adviser:
                 "rising",
                 f"validation loss rises since step {self._best_step} ({self._best:.3f} -> {loss:.3f}): what is learned "
                 "from here on holds for this text alone. The best checkpoint is kept; more text or --model.dropout "
-                f"{self._more_dropout():.1f} helps, --train.early-stop 3 would end here",
+                f"{more_dropout(self._config):.1f} helps, --train.early-stop 3 would end here",
             )
 
     def _trained(self, step: int, loss: float) -> None:
@@ -117,3 +114,8 @@ class Adviser:
         if kind not in self._said:
             self._said.add(kind)
             self._reporter.say(sentence)
+
+
+def more_dropout(config: Config) -> float:
+    """What to try where a text is learned by heart."""
+    return max(0.2, min(0.5, config.model.dropout + 0.1))

@@ -152,7 +152,7 @@ class TrainConfig(Section):
     batch_size: Count = Field(default=8, description="sequences per update")
     grad_accumulation: Count = Field(default=1, description="passes an update is cut into (same result, less memory)")
     max_steps: Count = Field(default=1300, description="updates in all")
-    minutes: Rate = Field(
+    minutes: Annotated[float, Field(ge=0, le=100_000, allow_inf_nan=False)] = Field(
         default=0.0, description="end after so many, with whatever else is not set chosen for it; 0: as set"
     )
     eval_interval: CountOrAuto = Field(default=150, description="steps between validations; 0: only at the end")

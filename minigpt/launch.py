@@ -24,6 +24,7 @@ from minigpt.checkpoint import (
     save_checkpoint,
 )
 from minigpt.config import Config, differences, to_toml
+from minigpt.console import say
 from minigpt.distributed import ALONE, World, joined
 from minigpt.errors import TrainingStopped, UserError
 from minigpt.inspection.film import probe_of
@@ -118,6 +119,7 @@ def planned(overrides: Mapping[str, Any], *, begun: float | None, init_from: Pat
         return None
     if world.size > 1:
         raise UserError("train.minutes plans for one process; start one to see its plan, and give that to torchrun")
+    say("choosing a network and timing a few steps of it ...")
     return plan_training(dict(overrides), begun=time.monotonic() if begun is None else begun, init_from=init_from)
 
 
@@ -284,7 +286,8 @@ def run_in_folder(run: Run, parts: Parts, folder: RunFolder, sentences: Sequence
         run.forward = compiled(parts, tracker.say) if config.run.compile else None
         try:
             progress = train(run)
-            last_word = adviser.last_word(longer or f"--train.max-steps {2 * total}")
+            stopped = progress.step < total
+            last_word = "" if stopped else adviser.last_word(longer or f"--train.max-steps {2 * total}")
             return Outcome(folder.path, config, progress, last_word=last_word)
         except NonFiniteError as error:
             raise TrainingStopped(after_non_finite(error, folder, config)) from None

@@ -37,9 +37,11 @@ class Pace:
     def told(self, config: Config) -> str:
         """What the training will cost, in a sentence."""
         seconds = self.seconds(config)
-        end = time.strftime("%H:%M", time.localtime(time.time() + seconds))
-        memory = f"; {self.memory / 1e9:.2g} GB of memory" if self.memory else ""
-        return f"{1000 * self.update:.3g} ms an update, measured: {duration(seconds)}, until about {end}{memory}"
+        form = "%H:%M" if seconds < 43_200 else "%d %b %H:%M"
+        end = time.strftime(form, time.localtime(time.time() + seconds))
+        update = f"{1000 * self.update:.3g} ms" if self.update < 1 else f"{self.update:.2f} s"
+        memory = f"; {self.memory / 1e9:.2g} GB of memory so far" if self.memory else ""
+        return f"{update} an update, measured: {duration(seconds)}, until about {end}{memory}"
 
     def steps(self, config: Config, seconds: float) -> int:
         """Updates that so many seconds leave room for."""

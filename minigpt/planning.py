@@ -26,8 +26,19 @@ from minigpt.tokenizer import END, tokenizer_from_dict
 
 Tables = dict[str, Any]
 
-SIZES = (  # layers, width
-    *((1, 64), (2, 64), (2, 96), (3, 96), (3, 128), (4, 128), (4, 192), (4, 256), (6, 256), (6, 384), (8, 512)),
+# layers, width
+SIZES = (
+    (1, 64),
+    (2, 64),
+    (2, 96),
+    (3, 96),
+    (3, 128),
+    (4, 128),
+    (4, 192),
+    (4, 256),
+    (6, 256),
+    (6, 384),
+    (8, 512),
     (12, 768),
 )
 MIDDLING = (3, 128)
@@ -37,11 +48,13 @@ EPOCHS = 12.0  # of a small text; time left over goes into a larger network rath
 PARAMETERS_A_TOKEN = 100.0  # of text, at most
 DROPOUT = ((3, 0.0), (8, 0.1), (15, 0.2), (30, 0.3), (math.inf, 0.4))  # up to so many epochs
 UPDATES, UPDATE_TOKENS = 2000, (1024, 65_536)  # about so many updates, of no fewer and no more tokens
+LEAST_PACE = 0.1  # of the quickest measured: no line is trusted further down
 PROBE_TOKENS = 2048  # in the updates that are timed to choose
 CHARACTERS = 500_000  # in a text up to this length each is a token; of a longer one BPE makes better use
 CONTEXTS, LONG_MINUTES, SHORTEST_CONTEXT = (128, 256), 10.0, 8
 VALIDATIONS, FORWARD_SPEED = 12, 3  # a network reads about so much faster than it learns
 VALIDATION_SHARE, REHEARSAL_SHARE = 0.005, 0.02  # of the time, for one validation, for timing the chosen network
+LONGEST_REHEARSAL = 15.0  # seconds
 MODERN = {
     "model": {"attention_init": "zero", "tie_embeddings": False, "logit_softcap": 15.0},
     "optim": {"lr": 0.03, "adam_lr": 0.01, "momentum": 0.9},
@@ -72,7 +85,7 @@ def plan_training(overrides: Tables, *, begun: float, init_from: Path | None = N
     asked = 60 * initial_config(parent, overrides).train.minutes
     if not asked:
         return None
-    if "max_steps" in overrides["train"]:
+    if "max_steps" in overrides.get("train", {}):
         raise UserError("train.minutes and train.max_steps both say how long to train: give one of them")
     tables: Tables = merge(overrides, {"train": {"minutes": 0}})
     if not parent:
@@ -86,15 +99,17 @@ def plan_training(overrides: Tables, *, begun: float, init_from: Path | None = N
     left = begun + asked - time.monotonic()
     if left < asked / 4:
         raise UserError(
-            f"train.minutes = {asked / 60:g}: {asked - left:.0f} s of it went into reading the text, which leaves too "
-            "little for training; give more minutes, or start again now that the token files are there"
+            f"train.minutes = {asked / 60:g}: starting, reading the text and timing a few steps have taken "
+            f"{asked - left:.0f} s, which leaves too little for training: give {math.ceil((asked - left) / 15)} or more"
         )
     tables = merge(chosen_size(tables, corpus, parent, seconds=left), tables)
-    pace = measured_pace(initial_config(parent, tables), corpus, seconds=REHEARSAL_SHARE * asked)
+    pace = measured_pace(
+        initial_config(parent, tables), corpus, seconds=min(REHEARSAL_SHARE * asked, LONGEST_REHEARSAL)
+    )
     left = begun + asked - time.monotonic()
     given, steps = tables, pace.steps(initial_config(parent, tables).with_values(train={"eval_interval": 0}), left)
     for _ in range(2):  # validations take their time too, and the last of them comes with the last step
-        intervals = {"eval_interval": math.ceil(steps / VALIDATIONS), "log_interval": max(1, steps // 200)}
+        intervals = {"eval_interval": math.ceil(steps / VALIDATIONS), "log_interval": max(1, steps // 100)}
         tables = merge({"train": intervals}, given)
         steps = pace.steps(initial_config(parent, tables), left)
     return Plan(merge(tables, {"train": {"max_steps": steps}}), asked / 60, pace)
@@ -217,18 +232,18 @@ def blocks_size(config: Config) -> int:
 
 
 def work(config: Config, corpus: Corpus) -> int:
-    """Multiplications a token: the blocks' matrices, the head's, and attention."""
+    """About the multiplications a token: the blocks' matrices, the head's, and attention to the whole context."""
     shape = config.model
     return blocks_size(config) + shape.d_model * (corpus.tokenizer.vocab_size + shape.n_layer * shape.context_length)
 
 
-def pace_at(work: float, paces: Mapping[float, float]) -> float:
+def pace_at(amount: float, paces: Mapping[float, float]) -> float:
     """Seconds a token, on the line through the two measurements whose work is nearest."""
-    near = sorted(sorted(paces, key=lambda known: abs(math.log(known / work)))[:2])
+    near = sorted(sorted(paces, key=lambda known: abs(math.log(known / amount)))[:2])
     if len(near) == 1:
         return paces[near[0]]
     slope = max(0.0, (paces[near[1]] - paces[near[0]]) / (near[1] - near[0]))
-    return max(paces[near[0]] + slope * (work - near[0]), 0.1 * min(paces.values()))
+    return max(paces[near[0]] + slope * (amount - near[0]), LEAST_PACE * min(paces.values()))
 
 
 def probe(config: Config) -> Config:

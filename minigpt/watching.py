@@ -30,7 +30,8 @@ def what_is_trained(parts: Parts, path: Path) -> list[str]:
     epochs = settings.max_steps * settings.batch_size * shape.context_length / max(1, len(corpus.train))
     return [
         f"{path}: {counted(shape.n_layer, 'layer')}, {counted(shape.n_head, 'head')}, {shape.d_model} wide, "
-        f"context {shape.context_length}: {model.n_parameter:,} parameters",
+        f"context {shape.context_length}: {model.n_parameter:,} parameters"
+        + (f", dropout {shape.dropout:g}" if shape.dropout else ""),
         f"text {config.data.source}: {len(corpus.train):,} tokens to train on, "
         f"{max(0, checked):,} of {len(corpus.val):,} to validate on",
         f"tokens: {corpus.tokenizer.name}, a vocabulary of {corpus.tokenizer.vocab_size:,}",

@@ -1,18 +1,18 @@
 """Measure minigpt on this machine, beside other programs where they are at hand.
 
-  python scripts/benchmark.py default                  the run without arguments: seconds, first sample, memory
-  python scripts/benchmark.py tales                    what that run has learnt, by evaluate.py
-  python scripts/benchmark.py train --seeds 3          configs/speedrun_cpu.toml: seconds and loss
-  python scripts/benchmark.py curve --nanogpt ../nanoGPT --picture loss.png
-  python scripts/benchmark.py step --nanogpt ../nanoGPT
-  python scripts/benchmark.py decode --nanogpt ../nanoGPT --transformers
-  python scripts/benchmark.py decode --transformers --size 0.8M --streams 32
-  python scripts/benchmark.py startup                  seconds until help, first step, first token
-  python scripts/benchmark.py tokens --megabytes 300   text to token ids: MB a second, memory
-  python scripts/benchmark.py growth                   a step against size, context, batch, threads
+  benchmark.py default               the run without arguments: seconds, memory
+  benchmark.py tales                 what that run has learnt, by evaluate.py
+  benchmark.py train --seeds 5       configs/speedrun_cpu.toml: seconds and loss
+  benchmark.py curve --picture F.png   its loss against seconds
+  benchmark.py step --nanogpt DIR    a training step
+  benchmark.py decode --transformers --size 0.8M --streams 32
+  benchmark.py startup               seconds until help, first step, first token
+  benchmark.py tokens --megabytes 300   text to token ids: MB a second, memory
+  benchmark.py growth                a step against size, context, batch, threads
 
-Contenders take turns; medians and quartiles are shown. Figures taken while other programs computed are marked as no
-claim, with exit code 1. Options of train.py that are given here, --data.source and --train.max-steps, are handed on.
+Contenders take turns; medians and quartiles are shown. Figures taken while
+other programs computed are marked as no claim, with exit code 1. Options of
+train.py given here, --data.source and --train.max-steps, are handed on.
 """
 
 from minigpt.signals import quiet_interrupts

@@ -71,6 +71,9 @@ def main() -> int:
     progress, path = outcome.progress, outcome.path
     best = f", best validation loss {progress.best_val_loss:.4f}" if progress.best_val_loss < float("inf") else ""
     print(f"{path}: step {progress.step} of {outcome.config.train.max_steps}{best}, {progress.seconds:.0f} s")
+    if asks_for_minutes(config_overrides(options)):
+        took, asked_for = time.monotonic() - begun, options.__dict__["train.minutes"]
+        print(f"{took:.0f} s from the command to here; {asked_for} min were asked for")
     if outcome.last_word:
         print(outcome.last_word)
     if stop():
@@ -82,9 +85,20 @@ def main() -> int:
     return stop.exit_code
 
 
+def asks_for_minutes(overrides: dict[str, dict[str, str]]) -> bool:
+    """Whether ``train.minutes`` is set; what is no number is told later, with the other mistakes."""
+    try:
+        return float(overrides.get("train", {}).get("minutes", "0")) != 0
+    except ValueError:
+        return True
+
+
 def base_tables(config: Path | None, overrides: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """The tables under the command line's: a file's, less what it chose for another text, tokenizer or duration."""
-    data, minutes = overrides.get("data", {}), "minutes" in overrides.get("train", {})
+    """The tables under the command line's: the file's, less what was chosen in it for another tokenizer or duration.
+
+    The default file chose for its own text too; for ``train.minutes`` it has nothing to say.
+    """
+    data, minutes = overrides.get("data", {}), asks_for_minutes(overrides)
     if minutes and not config:
         return {}  # everything is chosen for the time
     tables = read_toml(config or DEFAULT_CONFIG)
