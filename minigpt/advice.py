@@ -30,7 +30,8 @@ def before_training(config: Config, corpus: Corpus) -> Iterator[str]:
         fewer = max(1, math.ceil(MANY_EPOCHS / 4 * tokens / step_tokens))
         yield (
             f"the text is small: {counted(config.train.max_steps, 'step')} will read it {epochs:.0f} times and learn "
-            f"it by heart; more text helps, or {fewer} steps, --train.early-stop 3, --model.dropout {more_dropout(config):.1f}"
+            f"it by heart; more text helps, or {fewer} steps, --train.early-stop 3, --model.dropout "
+            f"{more_dropout(config):.1f}"
         )
     if config.optim.name == "adamw" and config.optim.lr > HIGH_ADAMW_RATE:
         yield f"optim.lr = {config.optim.lr:g} is high for adamw, which has one rate for all: 0.001 to 0.003 is usual"
