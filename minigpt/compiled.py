@@ -48,13 +48,20 @@ _compiled = partial(_jit, fastmath=ANY_ORDER)
 
 
 @_compiled
-def _add_linear(x: Array, weight: Array, bias: Array, y: Array) -> None:
-    """y_t += W x_t + b: (T, in) → (T, out), row after row of W, so that it comes from memory once, as one stream.
-
-    Four tokens at a time, as long as there are four, so that each weight is loaded less often.
-    """
-    whole = len(x) // 4 * 4
+def _add_product(x: Array, weight: Array, bias: Array, y: Array) -> None:
+    """y += W x + b: row after row, so that the weights come from memory as one stream."""
     for j in range(len(weight)):
+        total = ZERO
+        for i in range(len(x)):
+            total += weight[j, i] * x[i]
+        y[j] += total + bias[j]
+
+
+@_compiled
+def _add_linear(x: Array, weight: Array, bias: Array, y: Array) -> None:
+    """y_t += W x_t + b: (T, in) → (T, out), four tokens at a time while there are four: each weight is loaded for all."""
+    whole = len(x) // 4 * 4
+    for j in range(len(weight) if whole else 0):
         for t in range(0, whole, 4):
             a, b, c, d = ZERO, ZERO, ZERO, ZERO
             for i in range(x.shape[1]):
@@ -67,11 +74,8 @@ def _add_linear(x: Array, weight: Array, bias: Array, y: Array) -> None:
             y[t + 1, j] += b + bias[j]
             y[t + 2, j] += c + bias[j]
             y[t + 3, j] += d + bias[j]
-        for t in range(whole, len(x)):
-            total = ZERO
-            for i in range(x.shape[1]):
-                total += weight[j, i] * x[t, i]
-            y[t, j] += total + bias[j]
+    for t in range(whole, len(x)):
+        _add_product(x[t], weight, bias, y[t])
 
 
 @_compiled
