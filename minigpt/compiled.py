@@ -59,7 +59,7 @@ def _add_product(x: Array, weight: Array, bias: Array, y: Array) -> None:
 
 @_compiled
 def _add_linear(x: Array, weight: Array, bias: Array, y: Array) -> None:
-    """y_t += W x_t + b: (T, in) → (T, out), four tokens at a time while there are four: each weight is loaded for all."""
+    """y_t += W x_t + b: (T, in) → (T, out), four tokens at a time while there are four, so each weight serves four."""
     whole = len(x) // 4 * 4
     for j in range(len(weight) if whole else 0):
         for t in range(0, whole, 4):
