@@ -1,10 +1,8 @@
-"""Making ready what training works on: configuration, machine, text, model and optimizer.
+"""Making ready what training works on: configuration, text, model and optimizer.
 
 Everything a user can get wrong is found here, before a folder is made.
 """
 
-import ctypes
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +15,13 @@ from torch import Tensor, nn
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.config import Config, differences, merge, validate
 from minigpt.corpus import Corpus, open_corpus
-from minigpt.distributed import ALONE, World, check_divisible, processes_here
+from minigpt.distributed import ALONE, World, check_divisible
 from minigpt.errors import UserError
+from minigpt.machine import machine_choices, needs_loss_scaler, prepare_machine
 from minigpt.model import GPT
 from minigpt.normal_form import from_checkpoint
 from minigpt.optim import Optimizers
-from minigpt.run import choose_device, choose_dtype, choose_threads, machine, needs_loss_scaler, run_name
+from minigpt.run import run_name
 from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
 
 
@@ -131,18 +130,6 @@ def initial_config(parent: Checkpoint | None, overrides: Mapping[str, Any]) -> C
     return config
 
 
-def machine_choices(config: Config) -> dict[str, object]:
-    """Device, dtype and threads in place of ``auto`` and 0."""
-    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    device = choose_device(config.run.device, cuda=cuda, mps=torch.backends.mps.is_available())
-    bf16 = device.startswith("cuda") and torch.cuda.is_bf16_supported()
-    return {
-        "device": device,
-        "dtype": choose_dtype(config.run.dtype, device, bf16=bf16),
-        "threads": choose_threads(config.run.threads, processes=processes_here()),
-    }
-
-
 def resolved(config: Config, corpus: Corpus, name: str) -> Config:
     """The configuration with every derived value filled in, as it is saved with the run."""
     model = {"n_kv_head": config.model.key_value_heads, "d_ff": config.model.feed_forward_width}
@@ -158,37 +145,6 @@ def check_texts(config: Config, tokenizer: Tokenizer) -> None:
             tokenizer.encode(text)
         except UserError as error:
             raise UserError(f"{key}: {error}") from None
-
-
-def machine_facts(config: Config, world: World) -> dict[str, str]:
-    """What besides seed and data decides the exact bits."""
-    kernels = torch.backends.cpu.get_cpu_capability()
-    if config.run.device.startswith("cuda"):
-        kernels = torch.cuda.get_device_name(config.run.device)
-    return {
-        **machine(device=config.run.device, threads=config.run.threads),
-        "kernels": kernels,
-        "processes": str(world.size),
-    }
-
-
-def prepare_machine(config: Config) -> None:
-    """Threads, memory that is kept, and no arithmetic on denormal numbers, which slows training many times over."""
-    torch.set_flush_denormal(True)
-    torch.set_num_threads(config.run.threads)
-    keep_freed_memory()
-
-
-def keep_freed_memory() -> None:
-    """Have glibc, where the system uses it, keep the memory a step frees for the next step.
-
-    It would return large pieces to the system, which clears each page before it gives it back: a twentieth of a step.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt:
-        trim_threshold, mmap_threshold = -1, -3  # their numbers in malloc.h
-        for option in (trim_threshold, mmap_threshold):
-            mallopt(option, 2**30)
 
 
 # ── model and optimizer ────────────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from minigpt.advice import Adviser, before_training
-from minigpt.assembly import Parts, assembled, is_out_of_memory, machine_facts, restored
+from minigpt.assembly import Parts, assembled, is_out_of_memory, restored
 from minigpt.checkpoint import (
     Checkpoint,
     checkpoint_path,
@@ -28,9 +28,10 @@ from minigpt.console import say
 from minigpt.distributed import ALONE, World, joined
 from minigpt.errors import TrainingStopped, UserError
 from minigpt.inspection.film import probe_of
+from minigpt.machine import machine_changes, machine_facts
 from minigpt.pace import measured_pace
 from minigpt.planning import Plan, plan_training
-from minigpt.run import RunFolder, as_word, create_run, last_settings, machine_changes, open_run, resume_config
+from minigpt.run import RunFolder, as_word, create_run, last_settings, open_run, resume_config
 from minigpt.tracking import Tracker
 from minigpt.training import NonFiniteError, Progress, Run, next_batch, precision, train, train_step
 from minigpt.watching import attention_watcher, sampler, what_is_trained
@@ -155,7 +156,7 @@ def resume(path: Path, overrides: Mapping[str, Any], *, stop: Stop = lambda: Fal
         sentences += [f"goes on from step {checkpoint.step}", *changes]
         if config.optim.name != checkpoint.config.optim.name:
             sentences.append("weights whose optimizer is another now begin with an empty optimizer state")
-        sentences += machine_changes(checkpoint.metadata.get("machine", {}), machine_facts(parts.config, world))
+        sentences += machine_changes(checkpoint.metadata.get("machine", {}), machine_facts(parts.config, world.size))
         return run_training(parts, folder, progress, stop, sentences)
 
 
@@ -181,7 +182,7 @@ def verify(path: Path, step: int, say: Callable[[str], None] = lambda sentence: 
             f"{begin.step}: this part can't be trained anew as it was"
         )
     parts = restored(begin, saved.config)
-    for sentence in machine_changes(saved.metadata.get("machine", {}), machine_facts(parts.config, parts.world)):
+    for sentence in machine_changes(saved.metadata.get("machine", {}), machine_facts(parts.config, parts.world.size)):
         say(sentence)
     run = Run(
         config=parts.config,
@@ -267,7 +268,7 @@ def run_in_folder(run: Run, parts: Parts, folder: RunFolder, sentences: Sequence
             "config": config.model_dump(),
             "tokenizer": corpus.tokenizer.to_dict(),
             "corpus": corpus.fingerprint,
-            "machine": machine_facts(config, parts.world),
+            "machine": machine_facts(config, parts.world.size),
         }
         save_checkpoint(checkpoint_path(folder.checkpoints, progress.step), arrays, metadata)
         prune(folder.checkpoints, config.train.keep_last)

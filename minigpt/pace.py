@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from minigpt.assembly import build_model, build_optimizers, machine_choices, prepare_machine
+from minigpt.assembly import build_model, build_optimizers
 from minigpt.config import Config
 from minigpt.corpus import Corpus
+from minigpt.machine import machine_choices, prepare_machine
 from minigpt.training import Run, train_step, validation_row
 from minigpt.watching import sample_text
 

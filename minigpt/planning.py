@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from minigpt.assembly import initial_config, machine_choices
+from minigpt.assembly import initial_config
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.config import Config, DataConfig, merge, validate
 from minigpt.corpus import Corpus, cache_folder, open_corpus
 from minigpt.errors import UserError
+from minigpt.machine import choose_threads, machine_choices
 from minigpt.pace import Pace, measured_pace, update_seconds
-from minigpt.run import choose_threads
 from minigpt.sources import open_source
 from minigpt.tokenizer import END, tokenizer_from_dict
 

@@ -1,4 +1,4 @@
-"""The run folder: never overwritten, never shared, resumable; and what a run computes on."""
+"""The run folder: never overwritten, never shared, resumable."""
 
 import json
 import os
@@ -12,19 +12,7 @@ from hypothesis import strategies as st
 
 from minigpt.config import Config, read_toml, validate
 from minigpt.errors import UserError
-from minigpt.run import (
-    RunFolder,
-    choose_device,
-    choose_dtype,
-    choose_threads,
-    create_run,
-    machine,
-    machine_changes,
-    needs_loss_scaler,
-    open_run,
-    resume_config,
-    run_name,
-)
+from minigpt.run import RunFolder, create_run, open_run, resume_config, run_name
 
 
 @pytest.fixture
@@ -198,7 +186,7 @@ import numpy as np
 from minigpt.checkpoint import find_checkpoint, checkpoint_path, save_checkpoint
 from minigpt.cli import unescape
 from minigpt.config import read_toml, validate
-from minigpt.run import create_run, open_run
+from minigpt.run import RunFolder, create_run, open_run, resume_config, run_name
 from minigpt.tracking import Tracker
 config = validate(read_toml(sys.argv[1])).with_values(run={"dir": sys.argv[2], "name": "foreign"})
 text = config.train.sample_prompt
@@ -279,86 +267,6 @@ def test_every_refused_key_is_told_and_values_are_checked():
 def test_a_run_may_move_to_another_machine():
     config, changes = resume_config(Config(), {"data": {"cache_dir": "elsewhere"}, "run": {"device": "cuda"}})
     assert (config.data.cache_dir, config.run.device, len(changes)) == ("elsewhere", "cuda", 2)
-    here = machine(device="cpu", threads=2)
-    assert machine_changes(here, here) == []
-    there = {**here, "threads": "4", "torch": "1.0"}
-    assert [sentence.split(":")[0] for sentence in machine_changes(there, here)] == [
-        "threads was 4, is 2",
-        f"torch was 1.0, is {here['torch']}",
-    ]
-
-
-# ── device, arithmetic, threads ────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("asked", "cuda", "mps", "device"),
-    [
-        ("auto", 0, False, "cpu"),
-        ("auto", 0, True, "mps"),
-        ("auto", 2, False, "cuda"),
-        ("auto", 1, True, "cuda"),
-        ("cpu", 1, True, "cpu"),
-        ("mps", 0, True, "mps"),
-        ("mps", 1, False, None),
-        ("cuda", 1, False, "cuda"),
-        ("cuda", 0, True, None),
-        ("cuda:1", 2, False, "cuda:1"),
-        ("cuda:2", 2, False, None),
-        ("cuda:x", 2, False, None),
-        ("gpu", 2, True, None),
-    ],
-)
-def test_devices(asked, cuda, mps, device):
-    if device:
-        assert choose_device(asked, cuda=cuda, mps=mps) == device
-    else:
-        assert told(choose_device, asked, cuda=cuda, mps=mps).startswith(f"run.device = {asked}: ")
-
-
-@pytest.mark.parametrize(
-    ("device", "bf16", "auto", "bfloat16", "float16"),
-    [
-        ("cpu", True, "float32", True, False),
-        ("cpu", False, "float32", True, False),
-        ("mps", True, "float32", True, False),
-        ("mps", False, "float32", False, False),
-        ("cuda", False, "float32", False, True),
-        ("cuda:1", True, "bfloat16", True, True),
-    ],
-)
-def test_arithmetic(device, bf16, auto, bfloat16, float16):
-    assert choose_dtype("auto", device, bf16=bf16) == auto
-    assert choose_dtype("float32", device, bf16=bf16) == "float32"
-    for asked, allowed in (("bfloat16", bfloat16), ("float16", float16)):
-        if allowed:
-            assert choose_dtype(asked, device, bf16=bf16) == asked
-        else:
-            assert told(choose_dtype, asked, device, bf16=bf16).startswith(f"run.dtype = {asked}: ")
-        assert needs_loss_scaler(device, asked) == (asked == "float16" and device.startswith("cuda"))
-    assert not needs_loss_scaler(device, "float32")
-
-
-def test_threads(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert choose_threads(3) == 3
-    assert 1 <= choose_threads(0) <= (os.cpu_count() or 1)
-    assert choose_threads(0, processes=10**6) == 1
-    with pytest.raises(UserError, match=r"run\.threads = 100000: this machine has \d+ cores?; choose at most"):
-        choose_threads(100_000)
-
-
-@pytest.mark.parametrize(("value", "wished"), [("3", 3), (" 5,2", 5), ("1", 1), ("0", 0), ("", 0), ("many", 0)])
-def test_threads_that_the_environment_wishes(monkeypatch, value, wished):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    cores, share = choose_threads(0), choose_threads(0, processes=2)
-    monkeypatch.setenv("OMP_NUM_THREADS", value)
-    assert choose_threads(2) == 2, "run.threads goes before"
-    assert choose_threads(0) == (wished or cores)
-    assert choose_threads(0, processes=2) == (wished if wished > 1 else share), "1 is what torchrun sets by itself"
-    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
-    with pytest.raises(UserError, match=r"OMP_NUM_THREADS = 100000: this machine has \d+ cores?; choose at most"):
-        choose_threads(0)
 
 
 def test_parts_of_a_folder(config):
