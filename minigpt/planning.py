@@ -45,9 +45,12 @@ MIDDLING = (3, 128)
 HEAD_DIM = 64
 TOKENS_A_PARAMETER = 4.0  # that a network must be trained on, at least, to be worth its size
 EPOCHS = 12.0  # of a small text; time left over goes into a larger network rather than into more of them
-PARAMETERS_A_TOKEN = 100.0  # of text, at most
+PARAMETERS_A_TOKEN = 50.0  # of text, at most
 DROPOUT = ((3, 0.0), (8, 0.1), (15, 0.2), (30, 0.3), (math.inf, 0.4))  # up to so many epochs
+DROPOUT_TOKENS = 2048  # that count of an update: by larger ones a text is learned by heart no sooner
 UPDATES, UPDATE_TOKENS = 2000, (1024, 65_536)  # about so many updates, of no fewer and no more tokens
+UPDATES_AN_OCCURRENCE = 10.0  # but no more, larger ones then: tokens that the text seldom has are soon known by heart
+SELDOM, SELDOM_RATE = 50.0, 0.003  # times that it has each, on average, below which embeddings are moved this slowly
 LEAST_PACE = 0.1  # of the quickest measured: no line is trusted further down
 PROBE_TOKENS = 2048  # in the updates that are timed to choose
 CHARACTERS = 500_000  # in a text up to this length each is a token; of a longer one BPE makes better use
@@ -55,10 +58,7 @@ CONTEXTS, LONG_MINUTES, SHORTEST_CONTEXT = (128, 256), 10.0, 8
 VALIDATIONS, FORWARD_SPEED = 12, 3  # a network reads about so much faster than it learns
 VALIDATION_SHARE, REHEARSAL_SHARE = 0.005, 0.02  # of the time, for one validation, for timing the chosen network
 LONGEST_REHEARSAL = 15.0  # seconds
-MODERN = {
-    "model": {"attention_init": "zero", "tie_embeddings": False, "logit_softcap": 15.0},
-    "optim": {"lr": 0.03, "adam_lr": 0.01, "momentum": 0.9},
-}
+MODERN = {"attention_init": "zero", "tie_embeddings": False, "logit_softcap": 15.0}
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ def plan_training(overrides: Tables, *, begun: float, init_from: Path | None = N
         raise UserError("train.minutes and train.max_steps both say how long to train: give one of them")
     tables: Tables = merge(overrides, {"train": {"minutes": 0}})
     if not parent:
-        other_optimizer = tables.get("optim", {}).get("name", "muon") != "muon"  # then these rates are not for it
-        modern = {**MODERN, "optim": {}} if other_optimizer else MODERN
-        tables = merge({**modern, "data": chosen_tokenizer(tables)}, tables)
+        tables = merge({"model": MODERN, "data": chosen_tokenizer(tables)}, tables)
     corpus = opened(tables, parent)
     if not parent:
         tables = merge({"model": {"context_length": chosen_context(corpus, asked / 60)}}, tables)
+        if tables.get("optim", {}).get("name", "muon") == "muon":
+            tables = merge({"optim": chosen_rates(corpus)}, tables)
     tables = merge(tables, {"run": chosen_machine(initial_config(parent, tables), corpus)})
     left = begun + asked - time.monotonic()
     if left < asked / 4:
@@ -156,6 +156,16 @@ def chosen_context(corpus: Corpus, minutes: float) -> int:
     return min(CONTEXTS[minutes > LONG_MINUTES], power)
 
 
+def occurrences(corpus: Corpus) -> float:
+    """How often the text has each token of the vocabulary, on average."""
+    return len(corpus.train) / corpus.tokenizer.vocab_size
+
+
+def chosen_rates(corpus: Corpus) -> Tables:
+    """Muon's, and what goes with it for embeddings."""
+    return {"lr": 0.03, "adam_lr": SELDOM_RATE if occurrences(corpus) < SELDOM else 0.01, "momentum": 0.9}
+
+
 # ── machine and size ───────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -192,9 +202,11 @@ def chosen_size(tables: Tables, corpus: Corpus, parent: Checkpoint | None, *, se
         untimed = [] if work(choice, corpus) in paces else [choice]
     tokens = seconds / pace_at(work(choice, corpus), paces)
     length, passes = choice.model.context_length, choice.train.grad_accumulation
-    update = 2 ** round(math.log2(min(max(tokens / UPDATES, UPDATE_TOKENS[0]), UPDATE_TOKENS[1])))
+    updates = min(UPDATES, UPDATES_AN_OCCURRENCE * occurrences(corpus))
+    update = 2 ** round(math.log2(min(max(tokens / updates, UPDATE_TOKENS[0]), UPDATE_TOKENS[1])))
     names = () if parent else ("n_layer", "n_head", "d_model")
-    dropout = next(rate for most, rate in DROPOUT if tokens / len(corpus.train) <= most)
+    epochs = min(tokens, DROPOUT_TOKENS * updates) / len(corpus.train)
+    dropout = next(rate for most, rate in DROPOUT if epochs <= most)
     return {
         "model": {name: getattr(choice.model, name) for name in names} | {"dropout": dropout},
         "train": {

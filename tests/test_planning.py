@@ -1,5 +1,6 @@
 """A training of so many minutes: what is chosen, on machines whose pace is made up, and one that is truly trained."""
 
+import random
 import tomllib
 from typing import Any
 
@@ -98,6 +99,20 @@ def test_a_short_text_gets_characters_a_small_network_and_dropout(plan: Any) -> 
     assert config.data.tokenizer == "char"
     assert blocks_size(config) <= planning.PARAMETERS_A_TOKEN * 3000
     assert config.model.dropout == 0.4
+
+
+def test_a_text_that_seldom_has_its_characters_gets_few_and_large_updates(plan: Any, tiny: Tables) -> None:
+    chance = random.Random(1)
+    with open(tiny["data"]["source"], "w", encoding="utf-8") as file:
+        file.write("".join(chr(0x4E00 + chance.randrange(1500)) for _ in range(15_000)))
+    often = plan(Machine(1e11), data={"tokenizer": "byte"})[0]
+    seldom = plan(Machine(1e11))[0]
+    assert (often.optim.adam_lr, seldom.optim.adam_lr) == (0.01, planning.SELDOM_RATE)
+    assert seldom.train.max_steps < 2 * planning.UPDATES_AN_OCCURRENCE * 15_000 / 1500 < often.train.max_steps
+    assert seldom.model.dropout < often.model.dropout
+    asked = plan(Machine(1e11), optim={"adam_lr": 0.02})[0]
+    assert asked.optim.adam_lr == 0.02
+    assert plan(Machine(1e11), optim={"name": "adamw"})[0].optim.lr == validate({"optim": {"name": "adamw"}}).optim.lr
 
 
 def test_a_long_text_gets_a_vocabulary_that_grows(plan: Any, tiny: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
