@@ -52,6 +52,7 @@ UPDATES, UPDATE_TOKENS = 2000, (1024, 65_536)  # about so many updates, of no fe
 UPDATES_AN_OCCURRENCE = 10.0  # but no more, larger ones then: tokens that the text seldom has are soon known by heart
 SELDOM, SELDOM_RATE = 50.0, 0.003  # times that it has each, on average, below which embeddings are moved this slowly
 LEAST_PACE = 0.1  # of the quickest measured: no line is trusted further down
+PASS_TOKENS = 8192  # in one pass of an update, at most: more need memory and are no faster
 PROBE_TOKENS = 2048  # in the updates that are timed to choose
 CHARACTERS = 500_000  # in a text up to this length each is a token; of a longer one BPE makes better use
 CONTEXTS, LONG_MINUTES, SHORTEST_CONTEXT = (128, 256), 10.0, 8
@@ -201,9 +202,11 @@ def chosen_size(tables: Tables, corpus: Corpus, parent: Checkpoint | None, *, se
         choice = options[max((i for i, good in enumerate(worth) if good), default=0)]
         untimed = [] if work(choice, corpus) in paces else [choice]
     tokens = seconds / pace_at(work(choice, corpus), paces)
-    length, passes = choice.model.context_length, choice.train.grad_accumulation
+    length = choice.model.context_length
     updates = min(UPDATES, UPDATES_AN_OCCURRENCE * occurrences(corpus))
     update = 2 ** round(math.log2(min(max(tokens / updates, UPDATE_TOKENS[0]), UPDATE_TOKENS[1])))
+    given = tables.get("train", {}).keys() & {"batch_size", "grad_accumulation"}
+    passes = choice.train.grad_accumulation if given else max(1, update // PASS_TOKENS)
     names = () if parent else ("n_layer", "n_head", "d_model")
     epochs = min(tokens, DROPOUT_TOKENS * updates) / len(corpus.train)
     dropout = next(rate for most, rate in DROPOUT if epochs <= most)
@@ -211,6 +214,7 @@ def chosen_size(tables: Tables, corpus: Corpus, parent: Checkpoint | None, *, se
         "model": {name: getattr(choice.model, name) for name in names} | {"dropout": dropout},
         "train": {
             "batch_size": max(1, update // (length * passes)) * passes,
+            "grad_accumulation": passes,
             "eval_tokens": max(10_000, round(VALIDATION_SHARE * FORWARD_SPEED * tokens, -4)),
         },
     }

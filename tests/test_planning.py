@@ -110,6 +110,9 @@ def test_a_text_that_seldom_has_its_characters_gets_few_and_large_updates(plan: 
     assert (often.optim.adam_lr, seldom.optim.adam_lr) == (0.01, planning.SELDOM_RATE)
     assert seldom.train.max_steps < 2 * planning.UPDATES_AN_OCCURRENCE * 15_000 / 1500 < often.train.max_steps
     assert seldom.model.dropout < often.model.dropout
+    tokens_a_pass = seldom.train.batch_size / seldom.train.grad_accumulation * seldom.model.context_length
+    assert seldom.train.grad_accumulation > 1 and tokens_a_pass == planning.PASS_TOKENS, "memory has its limits"
+    assert plan(Machine(1e11), train={"batch_size": 7})[0].train.grad_accumulation == 1
     asked = plan(Machine(1e11), optim={"adam_lr": 0.02})[0]
     assert asked.optim.adam_lr == 0.02
     assert plan(Machine(1e11), optim={"name": "adamw"})[0].optim.lr == validate({"optim": {"name": "adamw"}}).optim.lr
