@@ -12,6 +12,7 @@ from minigpt.tokenizer import END
 from minigpt.training import Reporter
 
 MANY_EPOCHS = 100
+FEWEST_STEPS = 100  # that are worth advising
 HIGH_ADAMW_RATE = 0.01
 RISING_VALIDATIONS = 3  # without a better one in between
 RISEN = 1.05  # times the lowest validation loss: more than noise
@@ -27,10 +28,11 @@ def before_training(config: Config, corpus: Corpus) -> Iterator[str]:
     step_tokens = config.train.batch_size * context
     epochs = config.train.max_steps * step_tokens / max(1, tokens)
     if epochs > MANY_EPOCHS:
-        fewer = max(1, math.ceil(MANY_EPOCHS / 4 * tokens / step_tokens))
+        fewer = math.ceil(MANY_EPOCHS / 4 * tokens / step_tokens)
+        remedy = f"{fewer} steps, " if fewer >= FEWEST_STEPS else ""
         yield (
             f"the text is small: {counted(config.train.max_steps, 'step')} will read it {epochs:.0f} times and learn "
-            f"it by heart; more text helps, or {fewer} steps, --train.early-stop 3, --model.dropout "
+            f"it by heart; more text helps, or {remedy}--train.early-stop 3, --model.dropout "
             f"{more_dropout(config):.1f}"
         )
     if config.optim.name == "adamw" and config.optim.lr > HIGH_ADAMW_RATE:

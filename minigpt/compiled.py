@@ -1,31 +1,29 @@
 """The loops of ``minigpt.fast``, compiled by numba: one token through the decoder, and the law of sampling.
 
 The formulas are those of ``plain`` and ``sampling``, one number at a time. A token of a single text takes as long as it
-takes to read every weight once, so each product goes over its matrix as one stream. All compiled code is in this one
-file, because numba keeps it on disk until the file that it is in changes.
+takes to read every weight once, so each product goes over its matrix as one stream, and threads share it by rows. All
+compiled code is in this one file, because numba keeps it on disk until the file that it is in changes.
 
 Axes as in ``plain``: H query heads, G key/value heads, D model width, K head size, V vocabulary, C context length,
-L layers, S keys. Weights are (out, in).
+L layers, S keys, T tokens. Weights are (out, in).
 """
 
 import heapq
 import math
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numba
 import numpy as np
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
 from minigpt.normal_form import Array
+from minigpt.packed import APART, GELU, RELU2, SWIGLU, Crew, Desk, Flags, Law, Model, Outside
 from minigpt.plain import LAYER_NORM_EPSILON, RMS_NORM_EPSILON
 from minigpt.sampling import LARGEST
 
-if TYPE_CHECKING:
-    from minigpt.fast import Flags, Law, Model, Outside
-
-RELU2, RELU, GELU, SWIGLU = range(4)
-ACTIVATIONS = {"relu2": RELU2, "relu": RELU, "gelu": GELU, "swiglu": SWIGLU}
 # Sums in any order, so that they run in vectors; what is not finite stays so (numba's True would allow to lose it).
 ANY_ORDER = frozenset({"reassoc", "contract", "nsz"})
 F32 = np.float32
@@ -44,6 +42,63 @@ def _jit(function: Callable[..., Any], fastmath: Collection[str] = ()) -> Any:
 _compiled = partial(_jit, fastmath=ANY_ORDER)
 
 
+# ── threads that meet ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@intrinsic
+def _told(_typing: Any, array: Any, i: Any) -> Any:
+    """``array[i]`` as another thread told it; what that thread wrote before is then there to read."""
+
+    def load(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.load_atomic(_place(context, builder, signature, values), "acquire", 8)
+
+    return types.int64(array, types.intp), load
+
+
+@intrinsic
+def _tell(_typing: Any, array: Any, i: Any, value: Any) -> Any:
+    """``array[i] = value``, after all that this thread has written before."""
+
+    def store(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        builder.store_atomic(values[2], _place(context, builder, signature, values), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.int64), store
+
+
+def _place(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    array = context.make_array(signature.args[0])(context, builder, values[0])
+    return cgutils.get_item_pointer(context, builder, signature.args[0], array, [values[1]], wraparound=False)
+
+
+@_jit
+def meet(crew: Crew) -> None:
+    """Wait until all of the crew have come here.
+
+    Raises:
+        TimeoutError: if one does not come soon, as where other programs need the cores; it ends for all of them so.
+    """
+    mine = APART * crew.rank
+    turn, patience = crew.arrived[mine] + 1, crew.patience[mine]
+    _tell(crew.arrived, mine, turn)  # pyright: ignore[reportCallIssue]
+    for other in range(crew.size):
+        there = _told(crew.arrived, APART * other)
+        while there < turn:
+            patience -= 1
+            if there < 0 or patience < 0:
+                _tell(crew.arrived, mine, -1)  # pyright: ignore[reportCallIssue]
+                raise TimeoutError
+            there = _told(crew.arrived, APART * other)
+    crew.patience[mine] = patience
+
+
+@_jit
+def _share(crew: Crew, n: int, step: int) -> tuple[int, int]:
+    """The first of n things that are this thread's, a multiple of ``step``, and the first after them that is not."""
+    first, last = n // step * crew.rank // crew.size * step, n // step * (crew.rank + 1) // crew.size * step
+    return first, last if crew.rank + 1 < crew.size else n
+
+
 # ── products and norms ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -58,24 +113,41 @@ def _add_product(x: Array, weight: Array, bias: Array, y: Array) -> None:
 
 
 @_compiled
-def _add_linear(x: Array, weight: Array, bias: Array, y: Array) -> None:
-    """y_t += W x_t + b: (T, in) → (T, out), four tokens at a time while there are four, so each weight serves four."""
-    whole = len(x) // 4 * 4
-    for j in range(len(weight) if whole else 0):
+def _add_linear(x: Array, weight: Array, bias: Array, y: Array, first: int, last: int) -> None:
+    """y_t += W x_t + b, from output ``first`` up to ``last``: (T, in) → (T, out).
+
+    Four tokens and two outputs at a time, so that of six numbers read come eight products. If ``first`` is even it does
+    not change which two go together: so every thread adds in the same order.
+    """
+    w, wb, out = weight[first:last], bias[first:last], y[:, first:last]
+    whole, pairs = len(x) // 4 * 4, len(w) // 2 if len(x) >= 4 else 0
+    for pair in range(pairs):
+        j, k = 2 * pair, 2 * pair + 1
         for t in range(0, whole, 4):
-            a, b, c, d = ZERO, ZERO, ZERO, ZERO
+            a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = ZERO
             for i in range(x.shape[1]):
-                w = weight[j, i]
-                a += w * x[t, i]
-                b += w * x[t + 1, i]
-                c += w * x[t + 2, i]
-                d += w * x[t + 3, i]
-            y[t, j] += a + bias[j]
-            y[t + 1, j] += b + bias[j]
-            y[t + 2, j] += c + bias[j]
-            y[t + 3, j] += d + bias[j]
-    for t in range(whole, len(x)):
-        _add_product(x[t], weight, bias, y[t])
+                a, b = w[j, i], w[k, i]
+                x0, x1, x2, x3 = x[t, i], x[t + 1, i], x[t + 2, i], x[t + 3, i]
+                a0, a1, a2, a3 = a0 + a * x0, a1 + a * x1, a2 + a * x2, a3 + a * x3
+                b0, b1, b2, b3 = b0 + b * x0, b1 + b * x1, b2 + b * x2, b3 + b * x3
+            out[t, j] += a0 + wb[j]
+            out[t + 1, j] += a1 + wb[j]
+            out[t + 2, j] += a2 + wb[j]
+            out[t + 3, j] += a3 + wb[j]
+            out[t, k] += b0 + wb[k]
+            out[t + 1, k] += b1 + wb[k]
+            out[t + 2, k] += b2 + wb[k]
+            out[t + 3, k] += b3 + wb[k]
+    for t in range(len(x)):
+        rest = 2 * pairs if t < whole else 0
+        _add_product(x[t], w[rest:], wb[rest:], out[t, rest:])
+
+
+@_compiled
+def _linear(x: Array, weight: Array, bias: Array, y: Array, first: int, last: int) -> None:
+    """y_t = W x_t + b, otherwise as ``_add_linear``."""
+    y[: len(x), first:last] = ZERO
+    _add_linear(x, weight, bias, y, first, last)
 
 
 @_compiled
@@ -182,26 +254,36 @@ def _add_attention(query: Array, keys: Array, values: Array, weights: Array, scr
 
 @_compiled
 def _attend(
-    qkv: Array, keys: Array, values: Array, outside: "Outside", flags: "Flags", place: int, heads: Array
+    qkv: Array,
+    keys: Array,
+    values: Array,
+    outside: Outside,
+    flags: Flags,
+    place: int,
+    heads: Array,
+    first: int,
+    last: int,
 ) -> None:
-    """heads (H, K) += attention of the token at ``place``, whose key and value enter the memory (G, K, C), (G, C, K).
+    """heads (H, K) = attention of the token at ``place``, whose key and value enter the memory (G, K, C), (G, C, K).
 
-    ``qkv`` (H + 2G, K) is changed.
+    Only of the key/value heads from ``first`` up to ``last`` and their query heads; ``qkv`` (H + 2G, K) changes.
     """
     n_head, groups, head_dim = flags.n_head, keys.shape[0], keys.shape[1]
-    scale = ONE / np.sqrt(F32(head_dim))
-    for h in range(n_head + groups):
-        _turn(qkv[h], outside.cos[place], outside.sin[place], flags.qk_norm, scale if h < n_head else ONE)
     weights, scratch = np.empty(place + 1, np.float32), np.empty(place + 1, np.int32)
-    for g in range(groups):
+    cos, sin, scale = outside.cos[place], outside.sin[place], ONE / np.sqrt(F32(head_dim))
+    for g in range(first, last):
+        key = qkv[n_head + g]
+        _turn(key, cos, sin, flags.qk_norm, ONE)
         for i in range(head_dim):
-            keys[g, i, place] = qkv[n_head + g, i]
+            keys[g, i, place] = key[i]
             values[g, place, i] = qkv[n_head + groups + g, i]
         for h in range(g * n_head // groups, (g + 1) * n_head // groups):
+            _turn(qkv[h], cos, sin, flags.qk_norm, scale)
+            heads[h] = ZERO
             _add_attention(qkv[h], keys[g], values[g], weights, scratch, heads[h])
 
 
-# ── a token, and many ──────────────────────────────────────────────────────────────────────────────────────────
+# ── tokens ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 @_compiled
@@ -214,41 +296,55 @@ def _normed(x: Array, gain: Array, shift: Array, centred: bool) -> Array:
 
 
 @_compiled
-def _linear(x: Array, weight: Array, bias: Array) -> Array:
-    """(T, in) → (T, out)."""
-    y = np.zeros((len(x), len(weight)), np.float32)
-    _add_linear(x, weight, bias, y)
-    return y
+def read(
+    model: Model, keys: Array, values: Array, texts: Array, places: Array, tokens: Array, desk: Desk, crew: Crew
+) -> None:
+    """Put the logits after the last of T tokens on the desk, as many rows of them as it has.
 
-
-@_compiled
-def read(model: "Model", keys: Array, values: Array, tokens: Array, place: int) -> Array:
-    """Logits (V,) after the last of ``tokens`` (T,), the first at ``place``; memory (L, G, K, C) and (L, G, C, K)."""
+    Each token comes with the number of its text and its place there; a text's tokens in order. The memory of all texts,
+    (N, L, G, K, C) and (N, L, G, C, K), takes them in. All threads of the crew call this at once.
+    """
     outside, layers, flags = model
-    head_dim = keys.shape[2]
-    x = outside.token_table[tokens] + outside.position_table[place : place + len(tokens)]
-    if flags.embedding_norm:
-        x = _normed(x, outside.embedding_gain, outside.embedding_shift, flags.centred)
-    for i in range(len(keys)):
+    n_layer, groups, head_dim, n_token, n_head = keys.shape[1], keys.shape[2], keys.shape[3], len(tokens), flags.n_head
+    x, heads, up, gate = desk.x[:n_token], desk.heads[:n_token], desk.up[:n_token], desk.gate[:n_token]
+    split_qkv, split_heads = desk.qkv[:n_token].reshape(n_token, -1, head_dim), heads.reshape(n_token, n_head, head_dim)
+    g0, g1 = _share(crew, groups, 1)
+    h0, h1 = g0 * n_head // groups, g1 * n_head // groups
+    d0, d1 = _share(crew, x.shape[1], 2)
+    f0, f1 = _share(crew, up.shape[1], 2)
+    v0, v1 = _share(crew, len(outside.head), 2)
+    if crew.rank == 0:
+        x[:] = outside.token_table[tokens] + outside.position_table[places]
+        if flags.embedding_norm:
+            x[:] = _normed(x, outside.embedding_gain, outside.embedding_shift, flags.centred)
+    meet(crew)
+    for i in range(n_layer):
         normed = _normed(x, layers.attn_gain[i], layers.attn_shift[i], flags.centred)
-        qkv, heads = _linear(normed, layers.qkv_weight[i], layers.qkv_bias[i]), np.zeros_like(x)
-        for t in range(len(x)):
-            rows = qkv[t].reshape(-1, head_dim), heads[t].reshape(-1, head_dim)
-            _attend(rows[0], keys[i], values[i], outside, flags, place + t, rows[1])
-        _add_linear(heads, layers.output_weight[i], layers.output_bias[i], x)
+        for r0, r1 in ((h0, h1), (n_head + g0, n_head + g1), (n_head + groups + g0, n_head + groups + g1)):
+            _linear(normed, layers.qkv_weight[i], layers.qkv_bias[i], desk.qkv, r0 * head_dim, r1 * head_dim)
+        for t in range(n_token):
+            text = texts[t]
+            _attend(split_qkv[t], keys[text, i], values[text, i], outside, flags, places[t], split_heads[t], g0, g1)
+        meet(crew)
+        _add_linear(heads, layers.output_weight[i], layers.output_bias[i], x, d0, d1)
+        meet(crew)
         normed = _normed(x, layers.mlp_gain[i], layers.mlp_shift[i], flags.centred)
-        up = _linear(normed, layers.up_weight[i], layers.up_bias[i])
-        gate = _linear(normed, layers.gate_weight[i], layers.gate_bias[i])
-        for t in range(len(x)):
-            _activate(up[t], gate[t], flags.activation)
-        _add_linear(up, layers.down_weight[i], layers.down_bias[i], x)
-    last = _normed(x[-1:], outside.final_gain, outside.final_shift, flags.centred)
-    logits = _linear(last, outside.head, np.zeros(len(outside.head), np.float32))[0]
+        _linear(normed, layers.up_weight[i], layers.up_bias[i], up, f0, f1)
+        if flags.activation == SWIGLU:
+            _linear(normed, layers.gate_weight[i], layers.gate_bias[i], gate, f0, f1)
+        for t in range(n_token):
+            _activate(up[t, f0:f1], gate[t, f0:f1], flags.activation)
+        meet(crew)
+        _add_linear(up, layers.down_weight[i], layers.down_bias[i], x, d0, d1)
+        meet(crew)
+    last = _normed(x[max(0, n_token - len(desk.logits)) :], outside.final_gain, outside.final_shift, flags.centred)
+    _linear(last, outside.head, np.zeros(len(outside.head), np.float32), desk.logits, v0, v1)
     if flags.softcap > 0:
         cap = F32(flags.softcap)
-        for i in range(len(logits)):
-            logits[i] = cap * math.tanh(logits[i] / cap)
-    return logits
+        for t in range(len(last)):
+            for i in range(v0, v1):
+                desk.logits[t, i] = cap * math.tanh(desk.logits[t, i] / cap)
+    meet(crew)
 
 
 # ── the law of sampling, as minigpt.sampling specifies it ──────────────────────────────────────────────────────
@@ -263,10 +359,10 @@ def _largest_first(values: Array) -> Any:
 
 
 @_jit
-def _adjust(scores: Array, law: "Law") -> None:
+def _adjust(scores: Array, law: Law, seen: Array) -> None:
     """Penalty, ban and top-k, in place."""
     for i in range(len(scores)):
-        if law.seen[i]:
+        if seen[i]:
             s = scores[i] / law.repetition_penalty if scores[i] > 0 else scores[i] * law.repetition_penalty
             scores[i] = min(max(s, -LARGEST), LARGEST)
         if law.banned[i]:
@@ -305,14 +401,14 @@ def _draw(probabilities: Array, uniform: float) -> int:
 
 
 @_jit
-def choose(logits: Array, law: "Law", uniform: float) -> int:
+def choose(logits: Array, law: Law, seen: Array, uniform: float) -> int:
     """``draw(distribution(...), uniform)``; −1 if a logit is not finite."""
     scores = np.empty(len(logits))
     for i in range(len(logits)):
         if not math.isfinite(logits[i]):
             return -1
         scores[i] = logits[i]
-    _adjust(scores, law)
+    _adjust(scores, law, seen)
     likeliest = int(scores.argmax())
     if law.temperature == 0:
         return likeliest
@@ -331,15 +427,34 @@ def choose(logits: Array, law: "Law", uniform: float) -> int:
 
 
 @_jit
-def write(model: "Model", keys: Array, values: Array, token: int, place: int, law: "Law", uniforms: Array) -> Array:
-    """Ids that follow ``token`` at ``place``: one a uniform, unless ``law.end`` comes or logits are not finite."""
-    ids = np.empty(len(uniforms), np.int64)
-    for n in range(len(uniforms)):
-        token = choose(read(model, keys, values, np.array([token]), place + n), law, uniforms[n])
-        if token < 0:
-            return ids[:n]
-        ids[n] = token
-        law.seen[token] = law.repetition_penalty != 1
-        if token == law.end:
-            return ids[: n + 1]
-    return ids
+def write(
+    model: Model,
+    keys: Array,
+    values: Array,
+    texts: Array,
+    places: Array,
+    tokens: Array,
+    law: Law,
+    uniforms: Array,
+    desk: Desk,
+    crew: Crew,
+) -> None:
+    """Put on the desk the ids that follow the token of each text: one a uniform (T, N), up to ``law.end`` at most.
+
+    A text whose logits are not finite gets no more. The rest is as ``read`` has it.
+    """
+    going = np.arange(len(texts))
+    for n in range(uniforms.shape[1]):
+        read(model, keys, values, texts[going], places[going] + n, tokens[going], desk, crew)
+        first, last = _share(crew, len(going), 1)
+        for t in range(first, last):
+            text = going[t]
+            desk.ids[text, n] = choose(desk.logits[t], law, law.seen[text], uniforms[text, n])
+        meet(crew)
+        tokens = desk.ids[:, n].copy()
+        going = going[(tokens[going] >= 0) & (tokens[going] != law.end)]
+        if len(going) == 0:
+            break
+        if law.repetition_penalty != 1:
+            for text in going:
+                law.seen[text, tokens[text]] = True

@@ -1,152 +1,134 @@
-"""Long texts on a CPU: ``plain``'s decoder compiled by numba (``compiled.py``), about four times as fast.
+"""Long texts on a CPU: ``plain``'s decoder compiled by numba (``compiled.py``), several times as fast.
 
-``PlainEngine``'s memory is shared, and its work where all logits of a text are asked for. numba is optional: whoever
-imports this module needs it.
+numba is optional: whoever imports this module needs it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from minigpt import compiled
-from minigpt.normal_form import Array, Layer, NormalForm
-from minigpt.plain import PlainEngine, PlainMemory, rearranged
-from minigpt.sampling import Rule, SamplingOptions
+from minigpt.normal_form import Array, NormalForm
+from minigpt.packed import Crew, Desk, Law, Model
+from minigpt.sampling import SamplingOptions, Text
 
-LONGEST_CHUNK = 32  # tokens written in one call
-CHUNK_WEIGHTS = 32_000_000  # weights read in one call: some milliseconds, so that text comes smoothly
-
-
-class Outside(NamedTuple):
-    """The arrays of the normal form that belong to no block."""
-
-    token_table: Array  # (V, D)
-    position_table: Array  # (C, D)
-    cos: Array  # (C, K/2)
-    sin: Array  # (C, K/2)
-    embedding_gain: Array  # (D,)
-    embedding_shift: Array  # (D,)
-    final_gain: Array  # (D,)
-    final_shift: Array  # (D,)
-    head: Array  # (V, D)
+LONGEST_CHUNK = 128  # tokens written in one call
+CHUNK_WEIGHTS = 128_000_000  # weights read in one call: some milliseconds, so that text comes smoothly
+MOST_THREADS = 4  # that read a token together: each product has but a few rows for each
+LOOKS = 5_000_000  # a thread looks so often, some milliseconds, whether the others come; and once more a multiplication
+FEW_ALONE, MANY_ALONE = 4, 256  # calls after one in which they did not, for other programs kept the cores busy:
+# at first, and at most; each time twice as many as the last time
 
 
-class Flags(NamedTuple):
-    """What the arrays' shapes do not tell."""
+@dataclass
+class FastMemory:
+    """Keys and values of the tokens that N texts have so far, with room for a whole context of each."""
 
-    n_head: int
-    centred: bool
-    embedding_norm: bool
-    qk_norm: bool
-    activation: int
-    softcap: float
-
-
-class Model(NamedTuple):
-    """A whole model."""
-
-    outside: Outside
-    layers: Layer  # every array with a leading axis L
-    flags: Flags
-
-
-class Law(NamedTuple):
-    """``sampling.Rule`` in types that never change, for another type would be compiled anew."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    seen: Array  # (V,), True: the repetition penalty applies
-    banned: Array  # (V,), True: never drawn
-    end: int  # −1: none
+    keys: Array  # (N, L, G, K, C)
+    values: Array  # (N, L, G, C, K)
+    lengths: Array  # (N,)
 
 
 class FastEngine:
-    """Next-token logits of one growing sequence, and several tokens at once (``sampling.WritingEngine``).
+    """Next-token logits of growing sequences, and several tokens of each at once (``sampling.WritingEngine``)."""
 
-    Several threads may use one engine, each with a memory of its own: compiled code lets others run.
-    """
-
-    def __init__(self, model: NormalForm) -> None:
-        """``model`` in any float type; the weights of its blocks are held twice, in ``PlainEngine`` the other way."""
-        model = model.astype(np.float32)
-        self._plain = PlainEngine(model)
-        layers = [rearranged(layer, model) for layer in model.per_layer()]
-        flags = (model.n_head, model.centred, model.embedding_norm, model.qk_norm)
-        self._model = Model(
-            Outside(*(np.ascontiguousarray(getattr(model, name)) for name in Outside._fields)),
-            Layer(*(np.stack(arrays) for arrays in zip(*layers, strict=True))),
-            Flags(*flags, compiled.ACTIVATIONS[model.activation], float(model.softcap)),
-        )
-        self._chunk = max(1, min(LONGEST_CHUNK, CHUNK_WEIGHTS // sum(array.size for array in self._model.layers)))
+    def __init__(self, model: NormalForm, threads: int = 1) -> None:
+        """``model`` in any float type; ``threads`` read each token together, which changes no bit of a number."""
+        self._form = model.astype(np.float32)
+        self._model = Model.of(self._form)
+        self._n_weight = sum(array.size for array in self._model.layers) + model.head.size
+        self._chunk = max(1, min(LONGEST_CHUNK, CHUNK_WEIGHTS // self._n_weight))
+        together = self._form.head_dim % 2 == 0  # else a head's outputs would be added in another order by each thread
+        self._threads = min(threads, MOST_THREADS) if together else 1
+        self._others = ThreadPoolExecutor(max(1, self._threads - 1), thread_name_prefix="minigpt-fast")
+        self._alone = 0  # calls to come in which no other thread helps
+        self._next_alone = FEW_ALONE
 
     def prepare(self) -> None:
         """Compile all there is to compile, or load it where it was kept: seconds, or a quarter of one."""
-        rule, uniforms = Rule(SamplingOptions(), set(), (), None), np.random.default_rng(0)
-        self.logits([0], self.new_memory())
-        self.write(0, self.new_memory(), rule, uniforms=uniforms, most=1)
+        text = Text.begin([0], max_new_tokens=1, options=SamplingOptions(), end=None)
+        self._alone += 2  # else other threads would lose patience
+        self.logits(text.unread, self.new_memory())
+        self.write({0: text}, self.new_memory())
 
     @property
     def context_length(self) -> int:
-        """Most tokens a memory holds."""
-        return self._plain.context_length
+        """Most tokens a memory holds of a text."""
+        return self._form.context_length
 
     @property
     def vocab_size(self) -> int:
         """Length of the logits."""
-        return self._plain.vocab_size
+        return self._form.vocab_size
 
-    def new_memory(self) -> PlainMemory:
-        """An empty memory."""
-        return self._plain.new_memory()
-
-    def logits(self, tokens: Sequence[int] | Array, memory: PlainMemory) -> Array:
-        """Logits (V,) of what follows ``tokens``, which follow those in ``memory`` and are added to it."""
-        start, ids = memory.length, np.asarray(tokens, np.int64)
-        assert 0 < len(ids) <= self.context_length - start, f"{len(ids)} tokens do not fit a memory of {start}"
-        logits = compiled.read(self._model, memory.keys, memory.values, ids, start)
-        memory.length += len(ids)
-        return logits
-
-    def all_logits(self, tokens: Sequence[int] | Array, memory: PlainMemory) -> Array:
-        """Logits (T, V) of what follows each of ``tokens``; otherwise as ``logits``."""
-        return self._plain.all_logits(tokens, memory)
-
-    def write(
-        self, token: int, memory: PlainMemory, rule: Rule, *, uniforms: np.random.Generator, most: int
-    ) -> list[int]:
-        """The next few ids after ``token``, drawn by ``rule``: one at least, ``most`` at most, the last one unread.
-
-        None at all if the logits are not finite.
-        """
-        count = min(most, self._chunk, self.context_length - memory.length)
-        assert count > 0, f"1 token does not fit a memory of {memory.length}"
-        law = self.law(rule, self.vocab_size)
-        ids = compiled.write(self._model, memory.keys, memory.values, token, memory.length, law, uniforms.random(count))
-        memory.length += len(ids)
-        return ids.tolist()
-
-    @staticmethod
-    def law(rule: Rule, vocab_size: int) -> Law:
-        """The rule as compiled code takes it."""
-        options, (seen, banned) = rule.options, np.zeros((2, vocab_size), np.bool_)
-        banned[list(rule.banned)] = True
-        if options.repetition_penalty != 1:
-            seen[list(rule.history)] = True
-        return Law(
-            float(options.temperature),
-            min(options.top_k, vocab_size),
-            float(options.top_p),
-            float(options.min_p),
-            float(options.repetition_penalty),
-            seen,
-            banned,
-            -1 if rule.end is None else rule.end,
+    def new_memory(self, n_text: int = 1) -> FastMemory:
+        """The memory of so many empty texts."""
+        outer = n_text, len(self._model.layers.qkv_bias), self._form.n_kv_head
+        length, head_dim = self.context_length, self._form.head_dim
+        return FastMemory(
+            np.empty((*outer, head_dim, length), np.float32),
+            np.empty((*outer, length, head_dim), np.float32),
+            np.zeros(n_text, np.int64),
         )
+
+    def logits(self, tokens: Sequence[int] | Array, memory: FastMemory, text: int = 0) -> Array:
+        """Logits (V,) of what follows ``tokens``, which follow those of that text in ``memory`` and are added to it."""
+        start, ids = memory.lengths[text], np.asarray(tokens, np.int64)
+        assert 0 < len(ids) <= self.context_length - start, f"{len(ids)} tokens do not fit a memory of {start}"
+        desk = Desk.of(self._model, n_token=len(ids))
+        texts, places = np.full(len(ids), text), np.arange(start, start + len(ids))
+
+        def read(crew: Crew) -> None:
+            compiled.read(self._model, memory.keys, memory.values, texts, places, ids, desk, crew)
+
+        self._together(read, n_token=len(ids))
+        memory.lengths[text] += len(ids)
+        return desk.logits[0]
+
+    def write(self, texts: Mapping[int, Text], memory: FastMemory) -> dict[int, list[int]]:
+        """The next few ids of each text, by its number in ``memory``, which has all its ids but the last.
+
+        As many for each, but none after an end, nor where logits are not finite.
+        """
+        numbers, rules = np.array(list(texts)), [text.rule for text in texts.values()]
+        places = memory.lengths[numbers]
+        room = self.context_length - int(places.max())
+        assert room > 0, "a text fills its memory"
+        count = min(self._chunk, room, *(text.left for text in texts.values()))
+        tokens = np.array([text.tokens[-1] for text in texts.values()])
+        uniforms = np.stack([text.uniforms.random(count) for text in texts.values()])
+        desk = Desk.of(self._model, n_token=len(texts), n_id=count)
+        model, keys, values = self._model, memory.keys, memory.values
+
+        def write(crew: Crew) -> None:
+            law = Law.of(rules, self.vocab_size)
+            compiled.write(model, keys, values, numbers, places, tokens, law, uniforms, desk, crew)
+
+        self._together(write, n_token=count * len(texts))
+        written = {number: row[row >= 0].tolist() for number, row in zip(texts, desk.ids, strict=True)}
+        memory.lengths[numbers] += [len(ids) for ids in written.values()]
+        return written
+
+    def _together(self, work: Callable[[Crew], None], *, n_token: int) -> None:
+        """Have all threads do the work at once; this one alone where others are kept from coming."""
+        if self._threads > 1 and not self._alone:
+            mine, *others = Crew.of(self._threads, LOOKS + n_token * self._n_weight)
+            begun = []
+            try:
+                begun = [self._others.submit(work, other) for other in others]
+                work(mine)
+                self._next_alone = FEW_ALONE
+                return
+            except TimeoutError:
+                self._alone, self._next_alone = self._next_alone, min(2 * self._next_alone, MANY_ALONE)
+            finally:
+                for other in begun:
+                    other.exception()  # returns when it has ended, however it did
+        self._alone = max(0, self._alone - 1)
+        work(Crew.of(1, 0)[0])
 
 
 def kept_on_disk() -> bool:

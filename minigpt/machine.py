@@ -1,7 +1,6 @@
 """The machine: choice of device, arithmetic and threads, how it is prepared, and what is told of it."""
 
 import ctypes
-import os
 import platform
 import re
 import sys
@@ -14,6 +13,7 @@ from minigpt.config import Config
 from minigpt.console import counted
 from minigpt.distributed import processes_here
 from minigpt.errors import UserError
+from minigpt.threads import core_count, wished_threads
 
 MOST_THREADS = 16  # a core
 
@@ -79,10 +79,10 @@ def choose_threads(asked: int, processes: int = 1) -> int:
     Raises:
         UserError: for so many that the machine would not get to work.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # of nested loops the outermost
-    wished = first.isdecimal() and (processes == 1 or first != "1")  # torchrun sets it to 1 where nobody else has
-    threads, key = (asked, "run.threads") if asked else (int(first) if wished else 0, "OMP_NUM_THREADS")
+    cores, wished = core_count(), wished_threads()
+    if processes > 1 and wished == 1:  # torchrun sets it to 1 where nobody else has
+        wished = 0
+    threads, key = (asked, "run.threads") if asked else (wished, "OMP_NUM_THREADS")
     if threads > (most := MOST_THREADS * cores):
         raise UserError(f"{key} = {threads}: this machine has {counted(cores, 'core')}; choose at most {most}")
     return threads or max(1, cores // processes)

@@ -49,7 +49,7 @@ PARAMETERS_A_TOKEN = 50.0  # of text, at most
 DROPOUT = ((3, 0.0), (8, 0.1), (15, 0.2), (30, 0.3), (math.inf, 0.4))  # up to so many epochs
 DROPOUT_TOKENS = 2048  # that count of an update: by larger ones a text is learned by heart no sooner
 UPDATES, UPDATE_TOKENS = 2000, (1024, 65_536)  # about so many updates, of no fewer and no more tokens
-UPDATES_AN_OCCURRENCE = 10.0  # but no more, larger ones then: tokens that the text seldom has are soon known by heart
+KNOWN_BY_HEART = 1.5  # after so many updates times n √n is a text that has each of its tokens n times: no more then
 SELDOM, SELDOM_RATE = 50.0, 0.003  # times that it has each, on average, below which embeddings are moved this slowly
 LEAST_PACE = 0.1  # of the quickest measured: no line is trusted further down
 PASS_TOKENS = 8192  # in one pass of an update, at most: more need memory and are no faster
@@ -203,7 +203,7 @@ def chosen_size(tables: Tables, corpus: Corpus, parent: Checkpoint | None, *, se
         untimed = [] if work(choice, corpus) in paces else [choice]
     tokens = seconds / pace_at(work(choice, corpus), paces)
     length = choice.model.context_length
-    updates = min(UPDATES, UPDATES_AN_OCCURRENCE * occurrences(corpus))
+    updates = min(UPDATES, KNOWN_BY_HEART * occurrences(corpus) ** 1.5)
     update = 2 ** round(math.log2(min(max(tokens / updates, UPDATE_TOKENS[0]), UPDATE_TOKENS[1])))
     given = tables.get("train", {}).keys() & {"batch_size", "grad_accumulation"}
     passes = choice.train.grad_accumulation if given else max(1, update // PASS_TOKENS)

@@ -1,19 +1,17 @@
-"""From logits to text: one sampling law and one generation loop for every engine.
+"""From logits to ids: one sampling law and one generation loop for every engine.
 
 An engine turns tokens into logits (``Engine`` below). Everything random is one float64 uniform a token, so equal
 logits give equal text whatever computed them.
 """
 
-import codecs
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
 from minigpt.errors import UserError
-from minigpt.tokenizer import Tokenizer
 
 LARGEST = 1e300  # what a score is at most after an absurd penalty, so that differences stay finite
 
@@ -43,13 +41,32 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class WritingEngine(Engine, Protocol):
-    """An engine that also draws, by the same law: a call for several tokens costs less than one for each."""
+class WritingEngine(Protocol):
+    """An engine that also draws, by the same law, and for several texts at once: that costs less than one by one."""
 
-    def write(self, token: int, memory: Any, rule: "Rule", *, uniforms: np.random.Generator, most: int) -> list[int]:
-        """The next few ids after ``token``, which follows those in ``memory``: at most ``most``, ``rule.end`` the last.
+    @property
+    def context_length(self) -> int:
+        """Most tokens the memory may take of one text."""
+        ...
 
-        The memory has then read all of them but the last. No id at all: the logits are not finite.
+    @property
+    def vocab_size(self) -> int:
+        """Length of the logits."""
+        ...
+
+    def new_memory(self, n_text: int = 1) -> Any:
+        """The memory of so many empty texts; ``lengths[n]`` is what it has of text n, and may be set to less."""
+        ...
+
+    def logits(self, tokens: Array, memory: Any, text: int = 0) -> Array:
+        """Logits (V,) of the token after ``tokens`` (T ≥ 1), which follow those of that text in ``memory``."""
+        ...
+
+    def write(self, texts: Mapping[int, "Text"], memory: Any) -> dict[int, list[int]]:
+        """The next few ids of each text, by its number in ``memory``, which has all its ids but the last.
+
+        The memory then has all of the new ones but the last of each. A text gets at most as many as are left to it, and
+        none after its end; no id at all: its logits are not finite.
         """
         ...
 
@@ -166,8 +183,73 @@ def window_start(total: int, context_length: int) -> int:
     return context_length + 1 + cuts * period - kept
 
 
+@dataclass
+class Text:
+    """A text as it grows, and all that decides its next id but the logits."""
+
+    tokens: list[int]  # the prompt's first
+    rule: Rule
+    uniforms: np.random.Generator
+    left: int  # ids that may still come; whoever reads them may set it to 0
+    start: int = 0  # where the window begins that the model sees
+    read: int = 0  # how many of the tokens its memory has taken in, or left behind
+
+    @classmethod
+    def begin(
+        cls,
+        prompt_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        options: SamplingOptions,
+        seed: int = 0,
+        end: int | None = 0,
+        banned: Collection[int] = (),
+    ) -> Self:
+        """A text that begins with a prompt; arguments and errors as ``generate``'s."""
+        if seed < 0:
+            raise UserError(f"seed = {seed}: must be a whole number of at least 0")
+        tokens = list(prompt_ids)
+        if not tokens:
+            assert end is not None, "an empty prompt begins with the end id"
+            tokens = [end]
+        uniforms = np.random.Generator(np.random.PCG64(seed))
+        return cls(tokens, Rule(options, set(tokens), banned, end), uniforms, max_new_tokens)
+
+    def window_moved(self, context_length: int) -> bool:
+        """Whether the model needs an empty memory now, to read a later window."""
+        start = window_start(len(self.tokens), context_length)
+        if start == self.start:
+            return False
+        self.start = self.read = start
+        return True
+
+    @property
+    def unread(self) -> Array:
+        """The tokens that the memory has still to take in."""
+        return np.array(self.tokens[self.read :])
+
+    def next_id(self, logits: Array) -> int:
+        """Draw the id after the last; no document is empty."""
+        rule = self.rule
+        banned = {*rule.banned, rule.end} if self.tokens == [rule.end] else rule.banned
+        return draw(distribution(logits, rule.history, rule.options, banned), self.uniforms.random())
+
+    def grow(self, ids: Sequence[int]) -> Iterator[int]:
+        """Append ids, one by one as they are asked for, up to the end of the text, which then has none left."""
+        self.read = len(self.tokens) + len(ids) - 1
+        for token in ids:
+            if token == self.rule.end:
+                self.left = 0
+            if self.left == 0:
+                return
+            self.tokens.append(token)
+            self.rule.history.add(token)
+            self.left -= 1
+            yield token
+
+
 def generate(
-    engine: Engine,
+    engine: Engine | WritingEngine,
     prompt_ids: Sequence[int],
     *,
     max_new_tokens: int,
@@ -191,83 +273,41 @@ def generate(
     Raises:
         UserError: if the logits are not finite, or the seed is negative.
     """
-    if seed < 0:
-        raise UserError(f"seed = {seed}: must be a whole number of at least 0")
-    uniforms = np.random.Generator(np.random.PCG64(seed))
-    tokens = list(prompt_ids)
-    if not tokens:
-        assert end is not None, "an empty prompt begins with the end id"
-        tokens = [end]
-    rule = Rule(options, set(tokens), banned, end)
-    writer = engine if isinstance(engine, WritingEngine) else None
-    memory, start, read, left = engine.new_memory(), 0, 0, max_new_tokens
-    while left > 0:
-        begin = window_start(len(tokens), engine.context_length)
-        if begin != start:
-            memory, start, read = engine.new_memory(), begin, begin
-        ids: list[int] = []
-        if writer and len(tokens) - read == 1 < len(tokens):
-            ids = writer.write(tokens[-1], memory, rule, uniforms=uniforms, most=left)
-        if not ids:
-            logits = engine.logits(np.array(tokens[read:]), memory)
-            barred = {*banned, end} if tokens == [end] else banned  # no document is empty
-            ids = [draw(distribution(logits, rule.history, options, barred), uniforms.random())]
-        for token in ids:
-            if token == end:
-                return
+    text = Text.begin(
+        prompt_ids, max_new_tokens=max_new_tokens, options=options, seed=seed, end=end, banned=banned
+    )  # fmt: skip
+    yield from continued(engine, text)
+
+
+def continued(engine: Engine | WritingEngine, text: Text) -> Iterator[int]:
+    """The ids by which a text grows, as ``generate``."""
+    if isinstance(engine, WritingEngine):
+        for _, token in generate_together(engine, [text]):
             yield token
-            tokens.append(token)
-            rule.history.add(token)
-        read, left = len(tokens) - 1, left - len(ids)
+        return
+    memory = engine.new_memory()
+    while text.left:
+        if text.window_moved(engine.context_length):
+            memory = engine.new_memory()
+        yield from text.grow([text.next_id(engine.logits(text.unread, memory))])
 
 
-class StreamDecoder:
-    """Ids one by one → text as it comes: only whole characters, so that no half of one is ever shown.
+def generate_together(engine: WritingEngine, texts: Sequence[Text]) -> Iterator[tuple[int, int]]:
+    """The ids of several texts that grow side by side, with each its text's number; raises as ``generate``.
 
-    All that ``push`` and ``flush`` return, joined, is ``tokenizer.decode`` of the same ids.
+    A text of which its reader has seen enough ends when ``left`` is set to 0.
     """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def push(self, token: int) -> str:
-        """The characters that this id completes; often one word, sometimes nothing."""
-        return self._decoder.decode(self._tokenizer.token_bytes(token))
-
-    def flush(self) -> str:
-        """What is left at the end: U+FFFD if a character stayed incomplete."""
-        return self._decoder.decode(b"", final=True)
-
-
-def until_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
-    """Text as it streams, up to the first stop string to be completed (of several at once: the longest).
-
-    What may be the beginning of a stop string is held back until the next pieces tell. No piece that comes out is
-    empty; where the pieces were cut does not change the text.
-
-    Raises:
-        UserError: if a stop string is empty.
-    """
-    if "" in stops:
-        raise UserError("a stop string is empty; give at least one character")
-    pending = ""
-    for piece in pieces:
-        pending += piece
-        found = [(at + len(stop), at) for stop in stops if (at := pending.find(stop)) >= 0]
-        if found:
-            _, at = min(found)
-            if at:
-                yield pending[:at]
-            return
-        held = max((_overlap(pending, stop) for stop in stops), default=0)
-        if ready := pending[: len(pending) - held]:
-            yield ready
-            pending = pending[len(ready) :]
-    if pending:
-        yield pending
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest beginning of ``stop``, not all of it, that ``text`` ends with."""
-    return next(n for n in range(min(len(stop) - 1, len(text)), -1, -1) if text.endswith(stop[:n]))
+    memory = engine.new_memory(len(texts))
+    while going := {number: text for number, text in enumerate(texts) if text.left}:
+        written: dict[int, list[int]] = {}
+        ready = {number: text for number, text in going.items() if not text.window_moved(engine.context_length)}
+        ready = {number: text for number, text in ready.items() if 0 < text.read == len(text.tokens) - 1}
+        if ready:
+            written = engine.write(ready, memory)
+        for number, text in going.items():
+            ids = written.get(number)
+            if not ids:
+                memory.lengths[number] = text.read - text.start
+                ids = [text.next_id(engine.logits(text.unread, memory, number))]
+            for token in text.grow(ids):
+                yield number, token

@@ -1,4 +1,4 @@
-"""Work in several threads at once, its results in order."""
+"""How many threads there are to be; work in several at once, its results in order."""
 
 import os
 from collections import deque
@@ -24,7 +24,7 @@ def in_threads(
     if second is None:
         yield from map(function, first)
         return
-    threads = _core_count()
+    threads = usual_threads()
     begun: deque[Future[list[Out]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
@@ -56,5 +56,17 @@ def _worked(function: Callable[[In], Out], bundle: list[In]) -> list[Out]:
     return list(map(function, bundle))
 
 
-def _core_count() -> int:
+def usual_threads() -> int:
+    """One a core, or fewer if OMP_NUM_THREADS says so."""
+    return min(wished_threads() or core_count(), core_count())
+
+
+def wished_threads() -> int:
+    """What OMP_NUM_THREADS says, which libraries of numbers read too (of nested loops the outermost); 0: nothing."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() else 0
+
+
+def core_count() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

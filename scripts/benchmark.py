@@ -28,7 +28,8 @@ from pathlib import Path
 
 from minigpt.cli import parse_options, run_script
 from minigpt.errors import UserError
-from minigpt.studies.measure import OthersWatch, Report, core_count, machine_facts, share_now, verdict
+from minigpt.studies.measure import OthersWatch, Report, machine_facts, share_now, verdict
+from minigpt.threads import core_count
 
 REPEATS = {"default": 1, "step": 10, "decode": 3, "startup": 5, "tokens": 3, "growth": 7}
 

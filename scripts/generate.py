@@ -19,10 +19,8 @@ if __name__ == "__main__":
 import argparse
 import importlib.util
 import json
-import os
 import sys
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +30,9 @@ from minigpt.cli import parse_options, run_script, unescape
 from minigpt.console import visible
 from minigpt.errors import UserError
 from minigpt.reading import normalise_newlines
-from minigpt.sampling import Engine, SamplingOptions, StreamDecoder, WritingEngine, generate, until_stop
+from minigpt.sampling import Engine, SamplingOptions, Text, WritingEngine, continued, generate_together
+from minigpt.streaming import StopFilter, StreamDecoder
+from minigpt.threads import usual_threads
 from minigpt.tokenizer import END, Tokenizer, tokenizer_from_dict
 from minigpt.unseen import as_read, encoded
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 NUMPY_SECONDS, NUMPY_SECONDS_PER_WEIGHT = 2.4e-4, 2.6e-10
 # A text for which it needs longer is worth loading compiled code (0.5 s), or compiling it (5 to 10 s).
 WORTH_LOADING, WORTH_COMPILING = 1.0, 10.0
+AT_ONCE = 32  # texts that are written side by side
 
 
 def main() -> None:
@@ -66,9 +67,10 @@ def main() -> None:
         converse(writer)
         return
     prompt = normalise_newlines(unescape(options.prompt))
-    samples = (writer.write(prompt, number) for number in range(options.num_samples))
-    if isinstance(writer.engine, WritingEngine) and options.num_samples > 1:
-        samples = side_by_side(samples)
+    if options.num_samples > 1 and isinstance(writer.engine, WritingEngine):
+        samples = writer.write_together(writer.engine, prompt, options.num_samples)
+    else:
+        samples = (writer.write(prompt, number) for number in range(options.num_samples))
     shown = as_read(writer.tokenizer, prompt)
     answers = [write_sample(sample, number, shown, options) for number, sample in enumerate(samples)]
     if options.json:
@@ -111,11 +113,22 @@ def make_parser() -> argparse.ArgumentParser:
 
 @dataclass
 class Sample:
-    """One text, written while its pieces are asked for."""
+    """One text as it comes."""
 
     seed: int
-    pieces: Iterator[str] = field(default_factory=lambda: iter(()))
+    decoder: StreamDecoder
+    stop: StopFilter
     tokens: list[int] = field(default_factory=list)
+    pieces: Iterable[str] = ()
+
+    def push(self, token: int) -> str:
+        """What may be shown with this id."""
+        self.tokens.append(token)
+        return self.stop.push(self.decoder.push(token))
+
+    def flush(self) -> str:
+        """What was held back, when no more comes."""
+        return "" if self.stop.met else self.stop.push(self.decoder.flush()) + self.stop.flush()
 
 
 @dataclass
@@ -123,7 +136,7 @@ class Writer:
     """A model with all that decides its text but the prompt."""
 
     tokenizer: Tokenizer
-    engine: Engine
+    engine: Engine | WritingEngine
     sampling: SamplingOptions
     max_new_tokens: int
     stops: list[str]
@@ -135,34 +148,55 @@ class Writer:
 
     def write(self, prompt: str, number: int = 0) -> Sample:
         """The text that goes on from the prompt, each piece as soon as it is certain."""
-        tell = say if number == 0 else lambda _sentence: None  # once for all samples
-        prompt_ids = encoded(self.tokenizer, prompt, tell).tolist() or [END]
-        seen = self.engine.context_length
-        if len(prompt_ids) > seen:
-            tell(f"the prompt has {len(prompt_ids)} tokens: the model sees the last {seen} at most")
-        sample = Sample(self.seed + number)
-        sample.pieces = until_stop(self._pieces(prompt_ids, sample), self.stops)
+        sample = self._sample(number)
+        sample.pieces = self._pieces(self._prompt_ids(prompt, say if number == 0 else unsaid), sample)
         return sample
 
-    def _pieces(self, prompt_ids: list[int], sample: Sample) -> Iterator[str]:
-        decoder = StreamDecoder(self.tokenizer)
-        for token in generate(
-            self.engine,
+    def write_together(self, engine: WritingEngine, prompt: str, n_sample: int) -> Iterator[Sample]:
+        """The same texts, a number of them side by side; each is whole when it comes."""
+        prompt_ids = self._prompt_ids(prompt, say)
+        for first in range(0, n_sample, AT_ONCE):
+            samples = [self._sample(number) for number in range(first, min(first + AT_ONCE, n_sample))]
+            texts, pieces = [self._text(prompt_ids, sample) for sample in samples], [list[str]() for _ in samples]
+            for number, token in generate_together(engine, texts):
+                pieces[number].append(samples[number].push(token))
+                if samples[number].stop.met:
+                    texts[number].left = 0
+            for sample, parts in zip(samples, pieces, strict=True):
+                sample.pieces = [*parts, sample.flush()]
+                yield sample
+
+    def _sample(self, number: int) -> Sample:
+        return Sample(self.seed + number, StreamDecoder(self.tokenizer), StopFilter(self.stops))
+
+    def _text(self, prompt_ids: list[int], sample: Sample) -> Text:
+        return Text.begin(
             prompt_ids,
             max_new_tokens=self.max_new_tokens,
             options=self.sampling,
             seed=sample.seed,
             banned=self.tokenizer.undefined_ids,
-        ):
-            sample.tokens.append(token)
-            yield decoder.push(token)
-        yield decoder.flush()
+        )
+
+    def _pieces(self, prompt_ids: list[int], sample: Sample) -> Iterator[str]:
+        for token in continued(self.engine, self._text(prompt_ids, sample)):
+            yield sample.push(token)
+            if sample.stop.met:
+                return
+        yield sample.flush()
+
+    def _prompt_ids(self, prompt: str, tell: Callable[[str], None]) -> list[int]:
+        ids = encoded(self.tokenizer, prompt, tell).tolist() or [END]
+        seen = self.engine.context_length
+        if len(ids) > seen:
+            tell(f"the prompt has {len(ids)} tokens: the model sees the last {seen} at most")
+        return ids
 
 
 # ── engines ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def load_engine(checkpoint: Checkpoint, options: argparse.Namespace) -> Engine:
+def load_engine(checkpoint: Checkpoint, options: argparse.Namespace) -> Engine | WritingEngine:
     """The model in NumPy or, for long texts, compiled; in torch if asked for or away from the CPU."""
     if options.engine in ("numpy", "numba") and options.device != "cpu":
         raise UserError(f"--engine {options.engine} runs on the CPU alone: leave out --device {options.device}")
@@ -199,13 +233,13 @@ def worth_numba(model: "NormalForm", n_token: int) -> bool:
     return seconds > WORTH_COMPILING or fast.kept_on_disk()
 
 
-def compiled_engine(model: "NormalForm") -> Engine:
+def compiled_engine(model: "NormalForm") -> WritingEngine:
     """The model compiled by numba."""
     from minigpt import fast
 
     if not fast.kept_on_disk():
         say("compiling with numba: once, about 10 s")
-    engine = fast.FastEngine(model)
+    engine = fast.FastEngine(model, usual_threads())
     engine.prepare()
     return engine
 
@@ -227,18 +261,6 @@ def write_sample(sample: Sample, number: int, prompt: str, options: argparse.Nam
     if not options.json:
         print()
     return {"text": "".join(pieces), "tokens": sample.tokens, "seed": sample.seed}
-
-
-def side_by_side(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """The same in the same order, each when it is whole; a thread a core writes, which compiled code allows."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield from pool.map(whole, samples)
-
-
-def whole(sample: Sample) -> Sample:
-    """The text written to its end."""
-    sample.pieces = iter(list(sample.pieces))
-    return sample
 
 
 def converse(writer: Writer) -> None:
@@ -267,6 +289,10 @@ def show(text: str) -> None:
 
 def say(sentence: str) -> None:
     print(sentence, file=sys.stderr)
+
+
+def unsaid(_sentence: str) -> None:
+    """For what has been said before."""
 
 
 if __name__ == "__main__":

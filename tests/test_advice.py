@@ -48,7 +48,9 @@ def test_a_text_that_would_be_read_very_often() -> None:
     """100 steps of 128 tokens: 20,000 tokens are read 0.64 times, 100 tokens 127 times."""
     assert list(before_training(config(), corpus(20_000))) == []
     (sentence,) = before_training(config(), corpus(100))
-    assert "100 steps will read it 127 times" in sentence and "or 20 steps" in sentence
+    assert "100 steps will read it 127 times" in sentence and "or --train.early-stop 3" in sentence
+    (sentence,) = before_training(config(train={"max_steps": 1000, "batch_size": 8}), corpus(600))
+    assert "steps will read it 213 times" in sentence and "or 118 steps, --train.early-stop 3" in sentence
     few = config(train={"max_steps": 20, "batch_size": 8})
     assert list(before_training(few, corpus(100))) == [], "what it says is enough"
 

@@ -1,7 +1,8 @@
 """The compiled engine: the specification's numbers, the law's ids, the same text as every other engine."""
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,25 @@ from running import GENERATE, ROOT, Script, Trained
 from test_plain import LAYOUTS, VOCAB, assert_engine_equal, model_of, random_tensors, small
 
 import minigpt
-from minigpt import compiled
+from minigpt import compiled, fast
 from minigpt.config import ModelConfig, read_toml, validate
 from minigpt.errors import UserError
 from minigpt.fast import FastEngine
 from minigpt.model import GPT, TorchEngine
 from minigpt.normal_form import NormalForm, from_tensors
+from minigpt.packed import Crew, Desk, Law, Model
 from minigpt.plain import PlainEngine, forward
-from minigpt.sampling import Engine, Rule, SamplingOptions, WritingEngine, distribution, draw, generate
+from minigpt.sampling import (
+    Engine,
+    Rule,
+    SamplingOptions,
+    Text,
+    WritingEngine,
+    distribution,
+    draw,
+    generate,
+    generate_together,
+)
 
 GREEDY = SamplingOptions(temperature=0)
 
@@ -37,7 +49,7 @@ def assert_all_logits_equal(model: NormalForm, n_prompt: int = 0) -> None:
         assert_engine_equal(engine.logits(tokens[:n_prompt], memory), reference[n_prompt - 1])
     for i in range(n_prompt, len(tokens)):
         assert_engine_equal(engine.logits(tokens[i : i + 1], memory), reference[i])
-    assert memory.length == len(tokens)
+    assert memory.lengths[0] == len(tokens)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -119,8 +131,8 @@ def test_the_compiled_law_is_the_law() -> None:
         history, banned = set(chance.integers(n_id, size=4).tolist()), {0} if n_id > 1 else set()
         uniform = chance.random()
         expected = draw(distribution(logits, history, options, banned), uniform)
-        law = Rule(options, history, banned, None)
-        assert compiled.choose(logits, FastEngine.law(law, n_id), uniform) == expected, (number, options)
+        law = Law.of([Rule(options, history, banned, None)], n_id)
+        assert compiled.choose(logits, law, law.seen[0], uniform) == expected, (number, options)
 
 
 # ── text ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -158,9 +170,9 @@ def test_a_stretch_is_as_long_as_asked_or_as_fits_or_to_the_end() -> None:
         memory = engine.new_memory()
         if n_read:
             engine.logits(np.arange(n_read), memory)
-        rule = Rule(SamplingOptions(temperature=1), set(), (), end)
-        ids = engine.write(1, memory, rule, uniforms=np.random.default_rng(3), most=most)
-        assert memory.length == n_read + len(ids)
+        text = Text.begin([1], max_new_tokens=most, options=SamplingOptions(temperature=1), seed=3, end=end)
+        ids = engine.write({0: text}, memory)[0]
+        assert memory.lengths[0] == n_read + len(ids)
         return ids
 
     free = stretch(8)
@@ -168,16 +180,65 @@ def test_a_stretch_is_as_long_as_asked_or_as_fits_or_to_the_end() -> None:
     assert stretch(8, end=free[4]) == free[: free.index(free[4]) + 1]
 
 
-def test_threads_do_not_disturb_each_other() -> None:
-    engine = FastEngine(model_of(small(LAYOUTS["default"])))
+@pytest.mark.parametrize("layout", ["default", "llama"])
+def test_texts_written_side_by_side_are_those_written_alone(layout: str) -> None:
+    """Of different lengths and ends, past several windows, and one whose reader has had enough."""
+    engine = FastEngine(model_of(small(LAYOUTS[layout])), threads=2)
+    law: dict[str, Any] = {"options": SamplingOptions(temperature=2, repetition_penalty=1.3), "end": 3, "banned": [5]}
+    prompts, lengths = [[1, 2], [4], [*range(6, 19), *range(6, 12)], [9, 9, 9], [1, 2]], [70, 12, 40, 0, 33]
+    texts = [
+        Text.begin(prompt, max_new_tokens=length, seed=seed, **law)
+        for seed, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+    ]
+    ids: list[list[int]] = [[] for _ in texts]
+    for number, token in generate_together(engine, texts):
+        ids[number].append(token)
+        if number == 4 and len(ids[4]) == 7:
+            texts[4].left = 0
+    alone = [
+        list(generate(PlainEngine(model_of(small(LAYOUTS[layout]))), prompt, max_new_tokens=length, seed=seed, **law))
+        for seed, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+    ]
+    assert ids == [*alone[:4], alone[4][:7]]
 
-    def text(seed: int) -> list[int]:
-        return written(engine, SamplingOptions(temperature=1), n_token=300, seed=seed)
 
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(text, range(12)))
-    assert together == [text(seed) for seed in range(12)]
-    assert len({tuple(ids) for ids in together}) == 12
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_threads_that_share_a_token_give_the_same_bits(layout: str, size: int) -> None:
+    normal = model_of(small(LAYOUTS[layout])).astype(np.float32)
+    model, alone = Model.of(normal), FastEngine(normal)
+    memory, shared = alone.new_memory(), alone.new_memory()
+    with ThreadPoolExecutor(size) as pool:
+        for tokens in ([1, 2, 3, 4, 5, 6, 7], [8], [9]):
+            expected = alone.logits(tokens, memory)
+            places = np.arange(memory.lengths[0] - len(tokens), memory.lengths[0])
+            desk = Desk.of(model, n_token=len(tokens))
+            arguments = (model, shared.keys, shared.values, 0 * places, places, np.array(tokens), desk)
+            list(pool.map(partial(compiled.read, *arguments), Crew.of(size, patience=10**12)))
+            assert desk.logits[0].tobytes() == expected.tobytes()
+
+
+def test_texts_of_several_threads_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    normal = model_of(small(LAYOUTS["default"]))
+    options = SamplingOptions(temperature=1, repetition_penalty=1.3)
+    expected = written(FastEngine(normal), options, n_token=60)
+    together = FastEngine(normal, threads=2)
+    together.prepare()
+    assert written(together, options, n_token=60) == expected
+    monkeypatch.setattr(fast, "LOOKS", 1000)
+    kept = FastEngine(normal, threads=2)
+    monkeypatch.setattr(kept, "_others", KeptFromComing())
+    assert written(kept, options, n_token=60) == expected
+    assert kept._next_alone > 2 * fast.FEW_ALONE, "it tries again now and then, ever more seldom"
+
+
+class KeptFromComing:
+    """A pool whose threads get no core."""
+
+    def submit(self, *_call: Any) -> Future[None]:
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

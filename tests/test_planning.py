@@ -73,10 +73,10 @@ def test_the_time_is_filled(plan: Any, minutes: float, rate: float) -> None:
 
 
 def test_what_the_clock_has_shown_already_is_taken_off(plan: Any, asked: Tables) -> None:
-    _, pace = plan(Machine(1e10))
+    plan(Machine(1e10))
     late = plan_training(asked, begun=900.0)
     assert late
-    assert pace.seconds(validate(late.tables)) == pytest.approx(200, abs=1)
+    assert late.pace.seconds(validate(late.tables)) == pytest.approx(200, abs=1)
     with pytest.raises(UserError, match=r"have taken 280 s.*give 19 or more"):
         plan_training(asked, begun=720.0)
 
@@ -108,7 +108,7 @@ def test_a_text_that_seldom_has_its_characters_gets_few_and_large_updates(plan: 
     often = plan(Machine(1e11), data={"tokenizer": "byte"})[0]
     seldom = plan(Machine(1e11))[0]
     assert (often.optim.adam_lr, seldom.optim.adam_lr) == (0.01, planning.SELDOM_RATE)
-    assert seldom.train.max_steps < 2 * planning.UPDATES_AN_OCCURRENCE * 15_000 / 1500 < often.train.max_steps
+    assert seldom.train.max_steps < 2 * planning.KNOWN_BY_HEART * 10**1.5 < often.train.max_steps
     assert seldom.model.dropout < often.model.dropout
     tokens_a_pass = seldom.train.batch_size / seldom.train.grad_accumulation * seldom.model.context_length
     assert seldom.train.grad_accumulation > 1 and tokens_a_pass == planning.PASS_TOKENS, "memory has its limits"
@@ -193,7 +193,7 @@ def test_a_truly_trained_plan_can_be_repeated_from_its_numbers(
     steps = Pace.steps
     monkeypatch.setattr(Pace, "steps", lambda pace, config, seconds: min(24, steps(pace, config, seconds)))
     monkeypatch.setattr(planning, "REHEARSAL_SHARE", 0.0)
-    small = {"model": {"n_layer": 1, "d_model": 32}, "train": {"minutes": 1}}
+    small = {"model": {"n_layer": 1, "d_model": 32}, "train": {"minutes": 1, "batch_size": 8}}
     answer = script(TRAIN, *as_options(merge(asked, small)))
     assert answer.code == 0
     assert "ms an update, measured" in answer.out + answer.err

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minigpt.errors import UserError
-from minigpt.sampling import Array, SamplingOptions, distribution, draw, generate, until_stop, window_start
+from minigpt.sampling import Array, SamplingOptions, distribution, draw, generate, window_start
 
 GREEDY = SamplingOptions(temperature=0)
 
@@ -247,40 +247,3 @@ def test_generation_stops_at_logits_that_are_not_finite() -> None:
     assert [next(ids), next(ids)] == [2, 3]
     with pytest.raises(UserError, match="not finite"):
         next(ids)
-
-
-# ── stop strings ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def text_before_stop(text: str, stops: list[str]) -> str:
-    """The same, seeing the whole text at once."""
-    found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
-    return text[: min(found)[1]] if found else text
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    pieces=st.lists(st.text("ab", max_size=4), max_size=8),
-    stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
-)
-def test_stop_strings_do_not_depend_on_the_pieces(pieces: list[str], stops: list[str]) -> None:
-    out = list(until_stop(pieces, stops))
-    assert "".join(out) == text_before_stop("".join(pieces), stops)
-    assert all(out)
-
-
-def test_text_streams_as_soon_as_it_is_sure() -> None:
-    assert list(until_stop(["a\n", "b\n", "\n", "c"], ["\n\n"])) == ["a", "\nb"]
-    assert list(until_stop(["a\n", "b\n"], ["\n\n"])) == ["a", "\nb", "\n"]
-    assert list(until_stop(["a", "", "b"], [])) == ["a", "b"]
-
-
-def test_nothing_is_pulled_after_a_stop() -> None:
-    pieces = iter(["x", "END", "y"])
-    assert list(until_stop(pieces, ["END"])) == ["x"]
-    assert next(pieces) == "y"
-
-
-def test_empty_stop_string_is_refused() -> None:
-    with pytest.raises(UserError, match="stop string is empty"):
-        list(until_stop(["a"], ["a", ""]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minigpt.bpe import BYTES, SPLIT_PATTERN
 from minigpt.errors import UserError
-from minigpt.sampling import StreamDecoder
+from minigpt.streaming import StreamDecoder
 from minigpt.tokenizer import (
     END,
     BpeTokenizer,

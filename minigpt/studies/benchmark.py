@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from minigpt.assembly import Parts, assembled
 from minigpt.config import DEFAULT_CONFIG, Config, merge, read_toml
 from minigpt.studies import peers
@@ -14,6 +16,7 @@ from minigpt.training import Run, evaluate, train_step
 
 SHAPE = DEFAULT_CONFIG.parent / "shakespeare_char.toml"
 BLOCK = 10  # steps timed together
+SGEMM_REPEATS = 5
 ADAMW = {"name": "adamw", "lr": 0.003, "beta2": 0.99, "weight_decay": 0.1, "warmup_steps": 20}
 # The architecture of nanoGPT's recipe, for a step of equal arithmetic.
 LIKE_NANOGPT = {
@@ -65,7 +68,7 @@ def step(*, nanogpt: Path | None, repeats: int, threads: int, overrides: Mapping
     if theirs:
         sizes[PEER] = peers.n_parameter(theirs.model)
         losses[PEER] = peers.nanogpt_loss(theirs.model, first.corpus.val)
-    return _step_report(milliseconds, sizes, losses, first.config, steps)
+    return _step_report(milliseconds, sizes, losses, first.config, steps, flops(first), sgemm_rate())
 
 
 def _step_report(
@@ -74,9 +77,12 @@ def _step_report(
     losses: Mapping[str, float],
     config: Config,
     steps: int,
+    flop: float,
+    rate: float,
 ) -> Report:
     peer = milliseconds.get(PEER)
     ratios = {name: Spread.of_ratios(times, peer) for name, times in milliseconds.items() if peer and times is not peer}
+    shares = {name: 1000 * flop / rate / Spread.of(times).median for name, times in milliseconds.items()}
     rows = [["", "parameters", "ms/step", f"loss@{steps}", "x nanoGPT's time"]]
     for name, times in milliseconds.items():
         ratio = str(ratios[name]) if name in ratios else ""
@@ -86,6 +92,10 @@ def _step_report(
         f"One training step of {tokens} tokens; blocks of {BLOCK} steps in turn, median (quartiles);",
         f"loss over the whole validation part, in windows of {config.model.context_length}",
         *table(rows),
+        "",
+        f"The products of a step take {flop / 1e9:.1f} GFLOP; at the rate of one large",
+        f"product, {rate / 1e9:.0f} GFLOP/s here, they alone would fill so much of the step:",
+        *table([[name, f"{share:.0%}"] for name, share in shares.items()]),
     ]
     if not peer:
         lines.append(peers.NO_NANOGPT)
@@ -94,9 +104,27 @@ def _step_report(
         "parameters": dict(sizes),
         "loss": dict(losses),
         "steps": steps,
+        "sgemm_flops_a_second": rate,
+        "share_of_sgemm": shares,
         "time_ratio_to_nanogpt": {name: ratio.median for name, ratio in ratios.items()},
     }
     return Report(lines, numbers)
+
+
+def flops(run: Run) -> float:
+    """Multiplications and additions in the products of one step, forward and backward; half of them for nothing in
+    attention, where no one looks ahead."""
+    shape, vocab_size = run.config.model, run.corpus.tokenizer.vocab_size
+    matrices = sum(p.numel() for name, p in run.model.named_parameters() if p.ndim == 2 and name.startswith("blocks."))
+    a_token = matrices + vocab_size * shape.d_model + 2 * shape.n_layer * shape.context_length * shape.d_model
+    return 6 * a_token * run.config.train.batch_size * shape.context_length
+
+
+def sgemm_rate(size: int = 2048) -> float:
+    """Multiplications and additions a second, in one product of two square matrices: the best of a few."""
+    a, b = torch.rand(2, size, size)
+    seconds = alternate({"product": partial(torch.mm, a, b)}, SGEMM_REPEATS)["product"]
+    return 2 * size**3 / min(seconds)
 
 
 def _run(values: Mapping[str, Any]) -> Run:

@@ -2,8 +2,7 @@
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from minigpt.config import Config, merge, read_toml, validate
 from minigpt.model import GPT, TorchEngine
 from minigpt.normal_form import from_tensors
 from minigpt.plain import PlainEngine
-from minigpt.sampling import Engine, SamplingOptions, WritingEngine, generate
+from minigpt.sampling import Engine, SamplingOptions, Text, WritingEngine, generate, generate_together
 from minigpt.studies import peers
 from minigpt.studies.benchmark import SHAPE
 from minigpt.studies.measure import Report, Spread, alternate, table
@@ -27,6 +26,7 @@ SMALL, LARGE = "0.8M", "10.6M"
 SIZES: dict[str, dict[str, int]] = {SMALL: {}, LARGE: {"n_layer": 6, "n_head": 6, "d_model": 384}}
 NO_NUMBA = "numba left out: pip install numba"
 FIRST_TOKEN_RUNS = 5
+STEADY = 0.5  # seconds
 
 Writers = dict[str, Callable[[int], object]]  # by name: writes so many tokens in each of a case's texts
 
@@ -71,7 +71,7 @@ def decode(
         nanogpt: a checkout to compare one small stream with.
         transformers: compare with transformers too.
         repeats: timed texts of each length for each contender.
-        threads: CPU threads for torch, and for several streams compiled by numba.
+        threads: CPU threads for torch, and for compiled code.
     """
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
@@ -92,10 +92,11 @@ def decode(
     }
     named = {"numba": NO_NUMBA, "transformers": peers.NO_TRANSFORMERS, "nanoGPT": peers.NO_NANOGPT}
     there = {name for found in decoded for times in found.seconds.values() for name in times}
+    reference = "transformers" if "transformers" in there else "NumPy"
     lines = [
         "Greedy texts inside one context and over four; tokens/s of all streams together",
-        *table([["parameters", "context", "streams", "tokens", "engine", "tokens/s", "x " + _reference(there)]]
-               + [row for found in decoded for row in _rows(found)]),
+        *table([["parameters", "context", "streams", "tokens", "engine", "tokens/s", "x " + reference]]
+               + [row for found in decoded for row in _rows(found, reference)]),
         f"first token of generate.py, from the start of the process: {Spread.of(waits)} s",
         "greedy ids of all minigpt's engines: " + ("equal to torch's" if equal else "DIFFERENT FROM TORCH'S"),
         *(sentence for name, sentence in named.items() if name not in there),
@@ -115,24 +116,21 @@ def _peers(case: DecodeCase, nanogpt: Path | None, transformers: bool, vocab_siz
 
 
 def _decoded(case: DecodeCase, model: GPT, others: Writers, *, repeats: int, threads: int) -> Decoded:
-    engines, longest = our_engines(model), 4 * case.context_length
-    ours = {
-        name: partial(write_many, engine, n_stream=case.n_stream, threads=threads) for name, engine in engines.items()
-    }
-    seconds = {
-        n_token: alternate({name: partial(writer, n_token) for name, writer in (ours | others).items()}, repeats)
-        for n_token in (case.context_length, longest)
-    }
-    text = write(TorchEngine(model), longest)
-    ids_equal = {name: write(engine, longest) == text for name, engine in engines.items()}
+    engines, longest = our_engines(model, threads), 4 * case.context_length
+    measured = engines  # of several texts compiled code's alone: NumPy writes one after the other
+    if case.n_stream > 1 and "numba" in engines:
+        measured = {"numba": engines["numba"]}
+    ours = {name: partial(write_many, engine, n_stream=case.n_stream) for name, engine in measured.items()}
+    seconds = {}
+    for n_token in (case.context_length, longest):
+        writers = {name: partial(writer, n_token) for name, writer in (ours | others).items()}
+        seconds[n_token] = alternate(writers, repeats, STEADY)
+    texts = [write(TorchEngine(model), longest, 1 + i) for i in range(min(2, case.n_stream))]
+    ids_equal = {name: write_many(engine, longest, case.n_stream)[:2] == texts for name, engine in engines.items()}
     return Decoded(case, peers.n_parameter(model), ids_equal, seconds)
 
 
-def _reference(engines: Collection[str]) -> str:
-    return "transformers" if "transformers" in engines else "NumPy"
-
-
-def _rows(found: Decoded) -> list[list[str]]:
+def _rows(found: Decoded, reference: str) -> list[list[str]]:
     case = found.case
     return [
         [
@@ -140,7 +138,7 @@ def _rows(found: Decoded) -> list[list[str]]:
             *map(str, (case.context_length, case.n_stream, n_token)),
             name,
             f"{case.n_stream * n_token / Spread.of(times).median:,.0f}",
-            "" if name == _reference(by_engine) else str(Spread.of_ratios(by_engine[_reference(by_engine)], times)),
+            str(Spread.of_ratios(by_engine[reference], times)) if reference in by_engine and name != reference else "",
         ]
         for n_token, by_engine in found.seconds.items()
         for name, times in by_engine.items()
@@ -164,29 +162,32 @@ def decode_config(case: DecodeCase) -> Config:
     return validate(merge(read_toml(SHAPE), {"model": changes}))
 
 
-def our_engines(model: GPT) -> dict[str, Engine]:
-    """The same network in NumPy and, where numba is installed, compiled."""
+def our_engines(model: GPT, threads: int) -> dict[str, Engine | WritingEngine]:
+    """The same network in NumPy and, where numba is installed, compiled, for so many threads a token."""
     normal = from_tensors({name: t.numpy() for name, t in model.state_dict().items()}, model.config, np.float32)
-    engines: dict[str, Engine] = {"NumPy": PlainEngine(normal)}
+    engines: dict[str, Engine | WritingEngine] = {"NumPy": PlainEngine(normal)}
     with contextlib.suppress(ImportError):
         from minigpt.fast import FastEngine
 
-        engines["numba"] = FastEngine(normal)
+        engines["numba"] = FastEngine(normal, threads)
     return engines
 
 
-def write(engine: Engine, n_token: int, first: int = 1) -> list[int]:
+def write(engine: Engine | WritingEngine, n_token: int, first: int = 1) -> list[int]:
     """The ids of a greedy text that nothing ends early."""
     options = SamplingOptions(temperature=0)
     return list(generate(engine, [first], max_new_tokens=n_token, options=options, end=None))
 
 
-def write_many(engine: Engine, n_token: int, *, n_stream: int, threads: int) -> list[list[int]]:
-    """Texts with different beginnings, as ``generate.py`` writes several: compiled code in threads, NumPy in turn."""
-    if n_stream == 1 or not isinstance(engine, WritingEngine):
+def write_many(engine: Engine | WritingEngine, n_token: int, n_stream: int) -> list[list[int]]:
+    """Texts with different beginnings, as ``generate.py`` writes several: side by side if the engine can."""
+    if not isinstance(engine, WritingEngine):
         return [write(engine, n_token, 1 + i) for i in range(n_stream)]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(partial(write, engine, n_token), range(1, 1 + n_stream)))
+    options = SamplingOptions(temperature=0)
+    texts = [Text.begin([1 + i], max_new_tokens=n_token, options=options, end=None) for i in range(n_stream)]
+    for _ in generate_together(engine, texts):
+        pass
+    return [text.tokens[1:] for text in texts]
 
 
 def first_token(tokenizer: Tokenizer) -> list[float]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from minigpt.threads import core_count
+
 QUIET = 0.05  # part of the machine that others may use without disturbing the figures
 SAMPLE_SECONDS = 1.0
 
@@ -51,19 +53,33 @@ class Spread:
         return f"{self.median:.2f} ({self.low:.2f}–{self.high:.2f})"
 
 
-def alternate(contenders: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+def alternate(
+    contenders: Mapping[str, Callable[[], object]], repeats: int, steady: float = 0.0
+) -> dict[str, list[float]]:
     """Seconds of each call in ``repeats`` rounds, after one round that does not count.
 
-    In a round each contender is called once; every other round takes them in reverse order.
+    In a round each contender has one turn; every other round takes them in reverse order. ``steady``: for calls of
+    milliseconds, how many seconds a turn lasts, after as many that do not count, in which cores that rested come up to
+    speed and the threads of the contender before go to sleep.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(-1, repeats):
         for name in list(contenders)[:: -1 if number % 2 else 1]:
-            begun = time.perf_counter()
-            contenders[name]()
+            if steady:
+                seconds_a_call(contenders[name], steady)
+            taken = seconds_a_call(contenders[name], steady)
             if number >= 0:
-                seconds[name].append(time.perf_counter() - begun)
+                seconds[name].append(taken)
     return seconds
+
+
+def seconds_a_call(call: Callable[[], object], seconds: float) -> float:
+    """Of as many calls as begin within so many seconds, one at least."""
+    begun, calls = time.perf_counter(), 0
+    while calls == 0 or time.perf_counter() - begun < seconds:
+        call()
+        calls += 1
+    return (time.perf_counter() - begun) / calls
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -138,10 +154,6 @@ def _core_numbers() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
-
-
-def core_count() -> int:
-    return len(_core_numbers())
 
 
 def _busy_seconds() -> float | None:

@@ -1,0 +1,140 @@
+"""A model, a sampling rule and a crew of threads as ``compiled`` takes them: arrays and numbers of types that stay.
+
+Axes as in ``normal_form``; T tokens that are read together.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from minigpt.normal_form import Array, Layer, NormalForm
+from minigpt.plain import rearranged
+from minigpt.sampling import Rule
+
+RELU2, RELU, GELU, SWIGLU = range(4)
+ACTIVATIONS = {"relu2": RELU2, "relu": RELU, "gelu": GELU, "swiglu": SWIGLU}
+APART = 8  # numbers from one thread's to the next's: no two lie in one piece of a core's memory (64 bytes)
+
+
+class Outside(NamedTuple):
+    """The arrays of the normal form that belong to no block."""
+
+    token_table: Array  # (V, D)
+    position_table: Array  # (C, D)
+    cos: Array  # (C, K/2)
+    sin: Array  # (C, K/2)
+    embedding_gain: Array  # (D,)
+    embedding_shift: Array  # (D,)
+    final_gain: Array  # (D,)
+    final_shift: Array  # (D,)
+    head: Array  # (V, D)
+
+
+class Flags(NamedTuple):
+    """What the arrays' shapes do not tell."""
+
+    n_head: int
+    centred: bool
+    embedding_norm: bool
+    qk_norm: bool
+    activation: int
+    softcap: float
+
+
+class Model(NamedTuple):
+    """A whole model."""
+
+    outside: Outside
+    layers: Layer  # every array with a leading axis L
+    flags: Flags
+
+    @classmethod
+    def of(cls, model: NormalForm) -> "Model":
+        """A float32 normal form, its rotary pairs side by side."""
+        layers = [rearranged(layer, model) for layer in model.per_layer()]
+        flags = (model.n_head, model.centred, model.embedding_norm, model.qk_norm)
+        return cls(
+            Outside(*(np.ascontiguousarray(getattr(model, name)) for name in Outside._fields)),
+            Layer(*(np.stack(arrays) for arrays in zip(*layers, strict=True))),
+            Flags(*flags, ACTIVATIONS[model.activation], float(model.softcap)),
+        )
+
+
+class Law(NamedTuple):
+    """``sampling.Rule`` of N texts; they differ in what they have had."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seen: Array  # (N, V), True: the repetition penalty applies
+    banned: Array  # (V,), True: never drawn
+    end: int  # −1: none
+
+    @classmethod
+    def of(cls, rules: Sequence[Rule], vocab_size: int) -> "Law":
+        """For a model of so many ids."""
+        rule, seen, banned = rules[0], np.zeros((len(rules), vocab_size), np.bool_), np.zeros(vocab_size, np.bool_)
+        options = rule.options
+        assert all((other.options, other.banned, other.end) == (options, rule.banned, rule.end) for other in rules)
+        banned[list(rule.banned)] = True
+        if options.repetition_penalty != 1:
+            for row, other in zip(seen, rules, strict=True):
+                row[list(other.history)] = True
+        return cls(
+            float(options.temperature),
+            min(options.top_k, vocab_size),
+            float(options.top_p),
+            float(options.min_p),
+            float(options.repetition_penalty),
+            seen,
+            banned,
+            -1 if rule.end is None else rule.end,
+        )
+
+
+class Desk(NamedTuple):
+    """The arrays that a crew works on together, each thread at its own columns."""
+
+    x: Array  # (T, D)
+    qkv: Array  # (T, (H + 2G)·K)
+    heads: Array  # (T, H·K)
+    up: Array  # (T, F)
+    gate: Array  # (T, F) or (T, 0)
+    logits: Array  # of the last tokens, as many as it has rows: (1, V) or (T, V)
+    ids: Array  # (T, N), −1 where none was written
+
+    @classmethod
+    def of(cls, model: Model, *, n_token: int, n_id: int = 0) -> "Desk":
+        """For reading so many tokens of one text, or for writing so many ids after each token."""
+        layers = model.layers
+
+        def rows(biases: Array) -> Array:
+            return np.empty((n_token, biases.shape[1]), np.float32)
+
+        return cls(
+            x=rows(layers.output_bias),
+            qkv=rows(layers.qkv_bias),
+            heads=rows(layers.output_bias),
+            up=rows(layers.up_bias),
+            gate=rows(layers.gate_bias),
+            logits=np.empty((n_token if n_id else 1, len(model.outside.head)), np.float32),
+            ids=np.full((n_token, n_id), -1, np.int64),
+        )
+
+
+class Crew(NamedTuple):
+    """Threads that read tokens together, as one of them sees it: each has its share of every product's outputs."""
+
+    rank: int
+    size: int
+    arrived: Array  # (8·size,), every eighth: how often that thread has met the others; −1: it has given up
+    patience: Array  # (8·size,), every eighth: how often that thread may still look whether others come
+
+    @classmethod
+    def of(cls, size: int, patience: int) -> "list[Crew]":
+        """What each of so many threads gets."""
+        arrived, patiences = np.zeros(APART * size, np.int64), np.full(APART * size, patience, np.int64)
+        return [cls(rank, size, arrived, patiences) for rank in range(size)]
