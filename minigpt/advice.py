@@ -31,7 +31,7 @@ def before_training(config: Config, corpus: Corpus) -> Iterator[str]:
         fewer = math.ceil(MANY_EPOCHS / 4 * tokens / step_tokens)
         remedy = f"{fewer} steps, " if fewer >= FEWEST_STEPS else ""
         yield (
-            f"the text is small: {counted(config.train.max_steps, 'step')} will read it {epochs:.0f} times and learn "
+            f"the text is small: {counted(config.train.max_steps, 'step')} will read it {epochs:,.0f} times and learn "
             f"it by heart; more text helps, or {remedy}--train.early-stop 3, --model.dropout "
             f"{more_dropout(config):.1f}"
         )

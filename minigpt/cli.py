@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 a check did not hold; 2 the user's mistake; 3 training sto
 
 import argparse
 import contextlib
+import errno
 import io
 import os
 import signal
@@ -47,9 +48,15 @@ def run_script(main: Callable[[], int | None]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 128 + signal.SIGINT
-    except BrokenPipeError:  # whoever read the output, such as head, has had enough
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # whoever read the output, such as head, has had enough
+            code = 0
+        elif error.errno == errno.ENOSPC and error.filename is None:
+            print("error: the output can't be written, no space is left for it", file=sys.stderr)
+            code = 2
+        else:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python would complain when it ends
-        code = 0
     sys.exit(code or 0)
 
 

@@ -1,8 +1,8 @@
-"""The loops of ``minigpt.fast``, compiled by numba: one token through the decoder, and the law of sampling.
+"""The loops of ``minigpt.fast``, compiled by numba: tokens through the decoder, and the law of sampling.
 
-The formulas are those of ``plain`` and ``sampling``, one number at a time. A token of a single text takes as long as it
-takes to read every weight once, so each product goes over its matrix as one stream, and threads share it by rows. All
-compiled code is in this one file, because numba keeps it on disk until the file that it is in changes.
+The formulas are those of ``plain`` and ``sampling``, one number at a time. A token takes as long as it takes to read
+every weight once, so each product goes over its matrix as one stream, threads share it by rows, and texts side by side
+share what was read. All compiled code is in this one file, because numba keeps it on disk until its file changes.
 
 Axes as in ``plain``: H query heads, G key/value heads, D model width, K head size, V vocabulary, C context length,
 L layers, S keys, T tokens. Weights are (out, in).

@@ -5,20 +5,23 @@ numba is optional: whoever imports this module needs it.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from minigpt import compiled
+from minigpt import compiled, normal_form, packed, plain, sampling
 from minigpt.normal_form import Array, NormalForm
 from minigpt.packed import Crew, Desk, Law, Model
 from minigpt.sampling import SamplingOptions, Text
 
 LONGEST_CHUNK = 128  # tokens written in one call
 CHUNK_WEIGHTS = 128_000_000  # weights read in one call: some milliseconds, so that text comes smoothly
+MOST_TEXTS, MEMORY_BYTES = 32, 2**29  # side by side
 MOST_THREADS = 4  # that read a token together: each product has but a few rows for each
-LOOKS = 5_000_000  # a thread looks so often, some milliseconds, whether the others come; and once more a multiplication
+LOOKS = 5_000_000  # a thread looks so often, some milliseconds, whether the others come; and once more for each weight
+# that is read and each token: many times as long as the reading
 FEW_ALONE, MANY_ALONE = 4, 256  # calls after one in which they did not, for other programs kept the cores busy:
 # at first, and at most; each time twice as many as the last time
 
@@ -37,6 +40,7 @@ class FastEngine:
 
     def __init__(self, model: NormalForm, threads: int = 1) -> None:
         """``model`` in any float type; ``threads`` read each token together, which changes no bit of a number."""
+        kept_on_disk()  # forgets code that is too old
         self._form = model.astype(np.float32)
         self._model = Model.of(self._form)
         self._n_weight = sum(array.size for array in self._model.layers) + model.head.size
@@ -63,6 +67,12 @@ class FastEngine:
     def vocab_size(self) -> int:
         """Length of the logits."""
         return self._form.vocab_size
+
+    @property
+    def texts_at_once(self) -> int:
+        """As many as MEMORY_BYTES hold, 32 at most."""
+        memory = self.new_memory()  # its pages are touched by nobody
+        return max(1, min(MOST_TEXTS, MEMORY_BYTES // (memory.keys.nbytes + memory.values.nbytes)))
 
     def new_memory(self, n_text: int = 1) -> FastMemory:
         """The memory of so many empty texts."""
@@ -116,23 +126,36 @@ class FastEngine:
         """Have all threads do the work at once; this one alone where others are kept from coming."""
         if self._threads > 1 and not self._alone:
             mine, *others = Crew.of(self._threads, LOOKS + n_token * self._n_weight)
-            begun = []
+            begun, done = [], False
             try:
                 begun = [self._others.submit(work, other) for other in others]
                 work(mine)
-                self._next_alone = FEW_ALONE
-                return
+                done, self._next_alone = True, FEW_ALONE
             except TimeoutError:
                 self._alone, self._next_alone = self._next_alone, min(2 * self._next_alone, MANY_ALONE)
             finally:
-                for other in begun:
-                    other.exception()  # returns when it has ended, however it did
+                errors = [other.exception() for other in begun]  # once each has ended, however it did
+            for error in errors:
+                if error and not isinstance(error, TimeoutError):
+                    raise error
+            if done:
+                return
         self._alone = max(0, self._alone - 1)
         work(Crew.of(1, 0)[0])
 
 
 def kept_on_disk() -> bool:
-    """Whether an earlier process has left the compiled code, as far as can be told without loading it."""
-    source, folder = Path(compiled.__file__), compiled.write.stats.cache_path
-    left = Path(folder).glob(f"{source.stem}.write-*.nbi") if folder else ()
-    return any(file.stat().st_mtime >= source.stat().st_mtime for file in left)
+    """Whether an earlier process has left the compiled code, as far as can be told without loading it.
+
+    Code older than a file that it takes types or constants from is deleted: numba looks at its own file alone.
+    """
+    folder, name = compiled.write.stats.cache_path, Path(compiled.__file__).stem
+    changed = max(
+        Path(str(module.__file__)).stat().st_mtime for module in (compiled, packed, normal_form, plain, sampling)
+    )
+    kept = list(Path(folder).glob(f"{name}.*.nb[ci]")) if folder else []
+    for file in kept:
+        if file.stat().st_mtime < changed:
+            with suppress(OSError):
+                file.unlink()
+    return any(file.match(f"{name}.write-*.nbi") and file.exists() for file in kept)

@@ -62,7 +62,7 @@ class Model(NamedTuple):
 
 
 class Law(NamedTuple):
-    """``sampling.Rule`` of N texts; they differ in what they have had."""
+    """``sampling.Rule`` of N texts, which may differ in what they have had and in nothing else."""
 
     temperature: float
     top_k: int

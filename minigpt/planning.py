@@ -83,7 +83,7 @@ def plan_training(overrides: Tables, *, begun: float, init_from: Path | None = N
         UserError: for what the user can mend.
     """
     parent = find_checkpoint(init_from, "best") if init_from else None
-    asked = 60 * initial_config(parent, overrides).train.minutes
+    asked = 60 * smallest(overrides, parent).train.minutes
     if not asked:
         return None
     if "max_steps" in overrides.get("train", {}):
@@ -94,9 +94,8 @@ def plan_training(overrides: Tables, *, begun: float, init_from: Path | None = N
     corpus = opened(tables, parent)
     if not parent:
         tables = merge({"model": {"context_length": chosen_context(corpus, asked / 60)}}, tables)
-        if tables.get("optim", {}).get("name", "muon") == "muon":
-            tables = merge({"optim": chosen_rates(corpus)}, tables)
-    tables = merge(tables, {"run": chosen_machine(initial_config(parent, tables), corpus)})
+        tables = merge({"optim": chosen_rates(corpus, smallest(tables, parent).optim.name)}, tables)
+    tables = merge(tables, {"run": chosen_machine(smallest(tables, parent), corpus)})
     left = begun + asked - time.monotonic()
     if left < asked / 4:
         raise UserError(
@@ -124,7 +123,7 @@ def chosen_tokenizer(tables: Tables) -> Tables:
     given = tables.get("data", {})
     if given.get("tokenizer", "bpe") != "bpe":
         return {}
-    n_character = text_length(validate(tables).data)
+    n_character = text_length(smallest(tables, None).data)
     if n_character <= CHARACTERS and not given.keys() & {"tokenizer", "vocab_size"}:
         return {"tokenizer": "char"}
     grown = 10 + 0.46 * math.log2(max(n_character, CHARACTERS) / 1e6)
@@ -139,7 +138,7 @@ def text_length(data: DataConfig) -> int:
 
 def opened(tables: Tables, parent: Checkpoint | None) -> Corpus:
     """The text as tokens, however short a context it allows, unless the user has set one."""
-    config = initial_config(parent, tables)
+    config = smallest(tables, parent)
     given = parent or "context_length" in tables.get("model", {})
     return open_corpus(
         config.data,
@@ -162,8 +161,10 @@ def occurrences(corpus: Corpus) -> float:
     return len(corpus.train) / corpus.tokenizer.vocab_size
 
 
-def chosen_rates(corpus: Corpus) -> Tables:
-    """Muon's, and what goes with it for embeddings."""
+def chosen_rates(corpus: Corpus, optimizer: str) -> Tables:
+    """AdamW's one rate; or Muon's, and what goes with it for embeddings."""
+    if optimizer == "adamw":
+        return {"lr": 0.002}
     return {"lr": 0.03, "adam_lr": SELDOM_RATE if occurrences(corpus) < SELDOM else 0.01, "momentum": 0.9}
 
 
@@ -223,10 +224,12 @@ def chosen_size(tables: Tables, corpus: Corpus, parent: Checkpoint | None, *, se
 def sizes(tables: Tables) -> list[Config]:
     """The networks to choose from, the smallest first: those of SIZES that go with what the user has set."""
     options, mistake = {}, None
+    given_width, passes = tables.get("model", {}).get("d_model"), tables.get("train", {}).get("grad_accumulation", 8)
     for n_layer, d_model in SIZES:
-        shape = {"n_layer": n_layer, "d_model": d_model, "n_head": max(2, d_model // HEAD_DIM)}
+        width = int(given_width) if str(given_width).isdecimal() else d_model
+        shape = {"n_layer": n_layer, "d_model": width, "n_head": suitable_heads(width)}
         try:
-            option = validate(merge({"model": shape}, tables))
+            option = validate(merge({"model": shape, "train": {"batch_size": passes}}, tables))
         except UserError as error:  # a width that the user's number of heads doesn't divide, for one
             mistake = error
             continue
@@ -234,6 +237,16 @@ def sizes(tables: Tables) -> list[Config]:
     if mistake and not options:
         raise mistake
     return sorted(options.values(), key=blocks_size)
+
+
+def smallest(tables: Tables, parent: Checkpoint | None) -> Config:
+    """What the user has set, with the smallest network that goes with it where nothing is set."""
+    return initial_config(parent, tables) if parent else sizes(tables)[0]
+
+
+def suitable_heads(width: int) -> int:
+    """As many as make heads of HEAD_DIM, two at least; fewer if the width is not divided so into even numbers."""
+    return next((n for n in range(max(2, width // HEAD_DIM), 1, -1) if width % (2 * n) == 0), 1)
 
 
 def enough(config: Config, corpus: Corpus, tokens: float) -> bool:

@@ -42,7 +42,10 @@ class Engine(Protocol):
 
 @runtime_checkable
 class WritingEngine(Protocol):
-    """An engine that also draws, by the same law, and for several texts at once: that costs less than one by one."""
+    """An engine that also draws, by the same law, and for several texts at once: that costs less than one by one.
+
+    Numbers of a text alone and beside others may differ in their last digit.
+    """
 
     @property
     def context_length(self) -> int:
@@ -52,6 +55,11 @@ class WritingEngine(Protocol):
     @property
     def vocab_size(self) -> int:
         """Length of the logits."""
+        ...
+
+    @property
+    def texts_at_once(self) -> int:
+        """How many texts, at most, it is good to write side by side."""
         ...
 
     def new_memory(self, n_text: int = 1) -> Any:
@@ -65,7 +73,8 @@ class WritingEngine(Protocol):
     def write(self, texts: Mapping[int, "Text"], memory: Any) -> dict[int, list[int]]:
         """The next few ids of each text, by its number in ``memory``, which has all its ids but the last.
 
-        The memory then has all of the new ones but the last of each. A text gets at most as many as are left to it, and
+        The memory then has all of the new ones but the last of each. All texts have the same rule but for what they
+        have had. A text gets at most as many as are left to it, and
         none after its end; no id at all: its logits are not finite.
         """
         ...

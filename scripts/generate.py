@@ -43,27 +43,24 @@ if TYPE_CHECKING:
 NUMPY_SECONDS, NUMPY_SECONDS_PER_WEIGHT = 2.4e-4, 2.6e-10
 # A text for which it needs longer is worth loading compiled code (0.5 s), or compiling it (5 to 10 s).
 WORTH_LOADING, WORTH_COMPILING = 1.0, 10.0
-AT_ONCE = 32  # texts that are written side by side
+MANY_TOKENS = 10**9  # nobody needs to know how many more
 
 
 def main() -> None:
     options = parse_options(make_parser())
     if options.num_samples < 1:
         raise UserError(f"--num-samples = {options.num_samples}: must be at least 1")
+    if options.interactive and (options.json or options.prompt or options.num_samples != 1):
+        raise UserError("--interactive asks for each prompt: leave out --prompt, --json and --num-samples")
+    law = SamplingOptions(
+        options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty
+    )  # fmt: skip
+    stops = [normalise_newlines(unescape(stop)) for stop in options.stop]
     checkpoint = find_checkpoint(options.run, options.which)
-    writer = Writer(
-        tokenizer=tokenizer_from_dict(checkpoint.tokenizer, unseen=options.unseen),
-        engine=load_engine(checkpoint, options),
-        sampling=SamplingOptions(
-            options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty
-        ),
-        max_new_tokens=options.max_new_tokens,
-        stops=[normalise_newlines(unescape(stop)) for stop in options.stop],
-        seed=options.seed,
-    )
+    tokenizer = tokenizer_from_dict(checkpoint.tokenizer, unseen=options.unseen)
+    writer = Writer(tokenizer, law, options.max_new_tokens, stops, options.seed)
+    writer.engine = load_engine(checkpoint, options)
     if options.interactive:
-        if options.json or options.prompt or options.num_samples != 1:
-            raise UserError("--interactive asks for each prompt: leave out --prompt, --json and --num-samples")
         converse(writer)
         return
     prompt = normalise_newlines(unescape(options.prompt))
@@ -91,7 +88,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="from the fewest that reach P")
     parser.add_argument("--min-p", type=float, default=0.0, metavar="P", help="from those above P x the likeliest's")
     parser.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1: repeat less")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same text (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same text on the same engine (0)")
     parser.add_argument("--num-samples", type=int, default=1, metavar="N", help="texts to write (default: 1)")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this; may be repeated")
     parser.add_argument("--interactive", action="store_true", help="ask for prompts until Ctrl-D")
@@ -131,20 +128,19 @@ class Sample:
         return "" if self.stop.met else self.stop.push(self.decoder.flush()) + self.stop.flush()
 
 
-@dataclass
 class Writer:
     """A model with all that decides its text but the prompt."""
 
-    tokenizer: Tokenizer
-    engine: Engine | WritingEngine
-    sampling: SamplingOptions
-    max_new_tokens: int
-    stops: list[str]
-    seed: int
+    engine: Engine | WritingEngine  # set last: to load it takes a while, and the rest may be refused
 
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 0:
-            raise UserError(f"--max-new-tokens = {self.max_new_tokens}: must be at least 0")
+    def __init__(
+        self, tokenizer: Tokenizer, sampling: SamplingOptions, max_new_tokens: int, stops: list[str], seed: int
+    ) -> None:
+        if max_new_tokens < 0:
+            raise UserError(f"--max-new-tokens = {max_new_tokens}: must be at least 0")
+        self.tokenizer, self.sampling, self.max_new_tokens = tokenizer, sampling, max_new_tokens
+        self.stops, self.seed = stops, seed
+        self._text([END], self._sample(0))  # refuses what can't be
 
     def write(self, prompt: str, number: int = 0) -> Sample:
         """The text that goes on from the prompt, each piece as soon as it is certain."""
@@ -153,18 +149,34 @@ class Writer:
         return sample
 
     def write_together(self, engine: WritingEngine, prompt: str, n_sample: int) -> Iterator[Sample]:
-        """The same texts, a number of them side by side; each is whole when it comes."""
-        prompt_ids = self._prompt_ids(prompt, say)
-        for first in range(0, n_sample, AT_ONCE):
-            samples = [self._sample(number) for number in range(first, min(first + AT_ONCE, n_sample))]
-            texts, pieces = [self._text(prompt_ids, sample) for sample in samples], [list[str]() for _ in samples]
-            for number, token in generate_together(engine, texts):
-                pieces[number].append(samples[number].push(token))
-                if samples[number].stop.met:
-                    texts[number].left = 0
-            for sample, parts in zip(samples, pieces, strict=True):
-                sample.pieces = [*parts, sample.flush()]
+        """Several, to be read in their order: they grow side by side, and what comes of later ones waits."""
+        prompt_ids, at_once = self._prompt_ids(prompt, say), engine.texts_at_once
+        for first in range(0, n_sample, at_once):
+            samples = [self._sample(number) for number in range(first, min(first + at_once, n_sample))]
+            texts, waiting = [self._text(prompt_ids, sample) for sample in samples], [list[str]() for _ in samples]
+            events = generate_together(engine, texts)
+            for number, sample in enumerate(samples):
+                sample.pieces = self._in_turn(number, samples, texts, waiting, events)
                 yield sample
+
+    def _in_turn(
+        self,
+        number: int,
+        samples: list[Sample],
+        texts: list[Text],
+        waiting: list[list[str]],
+        events: Iterator[tuple[int, int]],
+    ) -> Iterator[str]:
+        while True:
+            yield from waiting[number]
+            waiting[number].clear()
+            if texts[number].left == 0 or not (event := next(events, None)):
+                break
+            other, token = event
+            waiting[other].append(samples[other].push(token))
+            if samples[other].stop.met:
+                texts[other].left = 0
+        yield samples[number].flush()
 
     def _sample(self, number: int) -> Sample:
         return Sample(self.seed + number, StreamDecoder(self.tokenizer), StopFilter(self.stops))
@@ -208,11 +220,11 @@ def load_engine(checkpoint: Checkpoint, options: argparse.Namespace) -> Engine |
     from minigpt.normal_form import from_checkpoint
     from minigpt.plain import PlainEngine
 
-    model, n_token = from_checkpoint(checkpoint), options.max_new_tokens * options.num_samples
+    model, n_token = from_checkpoint(checkpoint), min(options.max_new_tokens * options.num_samples, MANY_TOKENS)
     try:
         if options.engine == "numba" or (options.engine == "auto" and worth_numba(model, n_token)):
             return compiled_engine(model)
-    except Exception as error:  # numba does not suit this NumPy, finds the disk full, ...: text does not depend on it
+    except Exception as error:  # numba does not suit this NumPy, finds the disk full, ...: there is another way
         if options.engine == "auto":
             say(f"numba failed ({error}): NumPy goes on")
         elif isinstance(error, ImportError):

@@ -1,5 +1,7 @@
 """The compiled engine: the specification's numbers, the law's ids, the same text as every other engine."""
 
+import os
+import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -214,7 +216,7 @@ def test_threads_that_share_a_token_give_the_same_bits(layout: str, size: int) -
             places = np.arange(memory.lengths[0] - len(tokens), memory.lengths[0])
             desk = Desk.of(model, n_token=len(tokens))
             arguments = (model, shared.keys, shared.values, 0 * places, places, np.array(tokens), desk)
-            list(pool.map(partial(compiled.read, *arguments), Crew.of(size, patience=10**12)))
+            list(pool.map(partial(compiled.read, *arguments), Crew.of(size, patience=10**10)))
             assert desk.logits[0].tobytes() == expected.tobytes()
 
 
@@ -297,6 +299,28 @@ def test_samples_side_by_side_are_those_one_by_one(trained: Trained, script: Scr
         answers = [script(GENERATE, trained.path, *SAMPLES, *form, "--engine", e) for e in ("numpy", "numba", "torch")]
         assert answers[0].code == 0
         assert answers[0].out == answers[1].out == answers[2].out
+
+
+def test_code_older_than_what_it_was_made_of_is_forgotten() -> None:
+    folder = compiled.write.stats.cache_path
+    if not folder:
+        pytest.skip("numba keeps nothing here")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    stale, fresh = (Path(folder) / f"compiled.{name}-0.py0.nbi" for name in ("stale", "fresh"))
+    for file in (stale, fresh):
+        file.touch()
+    os.utime(stale, (0, 0))
+    fast.kept_on_disk()
+    assert fresh.exists() and not stale.exists()
+    fresh.unlink()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no such device")
+def test_an_output_that_is_full_is_one_sentence(trained: Trained) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        words = [sys.executable, str(GENERATE), str(trained.path), "--max-new-tokens", "5"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, encoding="utf-8", check=False)
+    assert (done.returncode, done.stderr) == (2, "error: the output can't be written, no space is left for it\n")
 
 
 def test_engine_follows_the_length_of_the_text(

@@ -115,7 +115,18 @@ def test_a_text_that_seldom_has_its_characters_gets_few_and_large_updates(plan: 
     assert plan(Machine(1e11), train={"batch_size": 7})[0].train.grad_accumulation == 1
     asked = plan(Machine(1e11), optim={"adam_lr": 0.02})[0]
     assert asked.optim.adam_lr == 0.02
-    assert plan(Machine(1e11), optim={"name": "adamw"})[0].optim.lr == validate({"optim": {"name": "adamw"}}).optim.lr
+
+
+def test_settings_of_the_user_are_held_against_what_is_planned(plan: Any) -> None:
+    """Not against defaults, which nobody asked for."""
+    assert plan(Machine(1e10), train={"grad_accumulation": 3})[0].train.batch_size % 3 == 0
+    assert plan(Machine(1e10), model={"n_head": 3})[0].model.d_model in (96, 192, 384)
+    assert plan(Machine(1e10), model={"n_kv_head": 3})[0].model.n_head in (3, 6, 12)
+    for width, n_head in ((48, 2), (50, 1), (256, 4), (200, 2), (384, 6)):
+        model = plan(Machine(1e10), model={"d_model": str(width)})[0].model
+        assert (model.d_model, model.n_head) == (width, n_head)
+    assert plan(Machine(1e10), optim={"name": "adamw"})[0].optim.lr == 0.002
+    assert plan(Machine(1e10), optim={"name": "adamw", "lr": 0.001})[0].optim.lr == 0.001
 
 
 def test_a_long_text_gets_a_vocabulary_that_grows(plan: Any, tiny: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
