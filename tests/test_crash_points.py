@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,17 @@ class Watched:
         self._file.flush()
 
 
-def in_a_process(work: Callable[[], int]) -> int:
-    """The exit code of a fork that does the work."""
+def in_processes(*works: Callable[[], int]) -> list[int]:
+    """The exit codes of forks that do the works at once."""
+    children = [forked(work) for work in works]
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def forked(work: Callable[[], int]) -> int:
+    """A fork that does the work and exits with what it gives."""
     child = os.fork()
     if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return child
     try:
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, 1)
@@ -131,15 +138,19 @@ def test_a_run_killed_at_any_file_operation_ends_as_the_undisturbed_one(
     def in_folder(name: str) -> Tables:
         return merge(tables, {"run": {"dir": str(tmp_path / name)}})
 
-    assert in_a_process(lambda: train(in_folder("whole"), fatal=0)) == 0
+    assert in_processes(lambda: train(in_folder("whole"), fatal=0)) == [0]
     total = int((tmp_path / "operations").read_text(encoding="ascii"))
     assert total > 60
     record_property("tried", total)
     files, state = contents(tmp_path / "whole" / "tiny")
-    for fatal in range(1, total + 1):
-        broken = in_folder(f"broken-{fatal}")
-        assert in_a_process(lambda: train(broken, fatal)) == DIED, fatal  # noqa: B023 (called at once)
-        assert in_a_process(lambda: train(broken, fatal=0)) == 0, fatal  # noqa: B023
+    runs = {fatal: in_folder(f"broken-{fatal}") for fatal in range(1, total + 1)}
+    for first in range(1, total + 1, 2):  # two at a time
+        pair = {fatal: runs[fatal] for fatal in (first, first + 1) if fatal in runs}
+        killed = in_processes(*(partial(train, tables, fatal) for fatal, tables in pair.items()))
+        assert killed == [DIED] * len(pair), pair.keys()
+        ended = in_processes(*(partial(train, tables, fatal=0) for tables in pair.values()))
+        assert ended == [0] * len(pair), pair.keys()
+    for fatal in runs:
         found_files, found = contents(tmp_path / f"broken-{fatal}" / "tiny")
         assert found == state, fatal
         # only what the very last clearing-up would have removed may still be there
