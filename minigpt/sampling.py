@@ -73,9 +73,9 @@ class WritingEngine(Protocol):
     def write(self, texts: Mapping[int, "Text"], memory: Any) -> dict[int, list[int]]:
         """The next few ids of each text, by its number in ``memory``, which has all its ids but the last.
 
-        The memory then has all of the new ones but the last of each. All texts have the same rule but for what they
-        have had. A text gets at most as many as are left to it, and
-        none after its end; no id at all: its logits are not finite.
+        The memory then has all of the new ones but the last of each. The texts' rules differ in what they have had
+        alone. A text gets at most as many as are left to it, and none after its end; no id at all: its logits are not
+        finite.
         """
         ...
 

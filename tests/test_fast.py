@@ -226,7 +226,9 @@ def test_texts_of_several_threads_are_those_of_one(monkeypatch: pytest.MonkeyPat
     expected = written(FastEngine(normal), options, n_token=60)
     together = FastEngine(normal, threads=2)
     together.prepare()
+    monkeypatch.setattr(fast, "LOOKS", 10**11)  # so patient that they do come together, however busy the machine is
     assert written(together, options, n_token=60) == expected
+    assert (together._alone, together._next_alone) == (0, fast.FEW_ALONE)
     monkeypatch.setattr(fast, "LOOKS", 1000)
     kept = FastEngine(normal, threads=2)
     monkeypatch.setattr(kept, "_others", KeptFromComing())
