@@ -29,9 +29,15 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return _SoftCap.apply(x, cap) if by_hand(x) else cap * torch.tanh(x / cap)
 
 
-def squared_relu_mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """max(0, x Upᵀ)² Downᵀ (So et al. 2021): (B, T, D), (F, D), (D, F) → (B, T, D)."""
-    return _SquaredReluMlp.apply(x, up, down) if by_hand(x) else F.linear(F.linear(x, up).relu().square(), down)
+def mlp(x: Tensor, up: Tensor, down: Tensor, activation: str) -> Tensor:
+    """f(x Upᵀ) Downᵀ: (B, T, D), (F, D), (D, F) → (B, T, D).
+
+    f is max(0, ·)² for "relu2" (So et al. 2021), x Φ(x) for "gelu" (Hendrycks & Gimpel 2016).
+    """
+    if by_hand(x):
+        return _Mlp.apply(x, up, down, activation)
+    hidden = F.linear(x, up)
+    return F.linear(F.gelu(hidden) if activation == "gelu" else F.relu(hidden).square(), down)
 
 
 def self_attention(packed: Tensor, unseen: Tensor, tables: tuple[Tensor, Tensor] | None, *, normalise: bool) -> Tensor:
@@ -115,8 +121,9 @@ class _SelfAttention(Function):
         if normalise:  # rotation has kept the size
             scale = _inverse_root_mean_square(heads_3BHTK[:2])
             heads_3BHTK[:2].mul_(scale)
-        q_NTK, k_NTK, v_NTK = heads_3BHTK.flatten(1, 2)
-        weights = torch.baddbmm(unseen, q_NTK, k_NTK.mT, alpha=size**-0.5).softmax(dim=-1)
+        q_NTK, k_NTK, v_NTK = heads_3BHTK.flatten(1, 2).unbind()
+        weights = torch.baddbmm(unseen, q_NTK, k_NTK.mT, alpha=size**-0.5)
+        torch.softmax(weights, dim=-1, out=weights)
         ctx.save_for_backward(heads_3BHTK, weights, scale, cos, sin)
         merged = torch.bmm(weights, v_NTK).view(n_batch, n_head, length, size).transpose(1, 2)
         return merged.reshape(n_batch, length, n_head * size)
@@ -126,19 +133,17 @@ class _SelfAttention(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         heads_3BHTK, weights, scale, cos, sin = ctx.saved_tensors
         _, n_batch, n_head, length, size = heads_3BHTK.shape
-        q_NTK, k_NTK, v_NTK = heads_3BHTK.flatten(1, 2)
+        q_NTK, k_NTK, v_NTK = heads_3BHTK.flatten(1, 2).unbind()
         of_output = gradients[0].view(n_batch, length, n_head, size).transpose(1, 2).flatten(0, 1)
         of_heads = torch.empty_like(heads_3BHTK)
-        of_q, of_k, of_v = of_heads.flatten(1, 2)
+        of_q, of_k, of_v = of_heads.flatten(1, 2).unbind()
         torch.bmm(weights.mT, of_output, out=of_v)
-        of_weights = torch.bmm(of_output, v_NTK.mT)
-        of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, weights.dtype)
-        torch.bmm(of_scores, k_NTK, out=of_q)
-        torch.bmm(of_scores.mT, q_NTK, out=of_k)
-        if scale is None:
-            of_heads[:2].mul_(size**-0.5)
-        else:
-            _norm_backward(of_heads[:2], heads_3BHTK[:2], scale * size**-0.5)
+        of_scores = torch.bmm(of_output, v_NTK.mT)  # as yet of the weights
+        torch._softmax_backward_data(of_scores, weights, -1, weights.dtype, grad_input=of_scores)
+        torch.baddbmm(of_q, of_scores, k_NTK, beta=0, alpha=size**-0.5, out=of_q)
+        torch.baddbmm(of_k, of_scores.mT, q_NTK, beta=0, alpha=size**-0.5, out=of_k)
+        if scale is not None:
+            _norm_backward(of_heads[:2], heads_3BHTK[:2], scale)
         of_packed = weights.new_empty(n_batch, length, 3, n_head, size)
         by_position = of_heads.permute(1, 3, 0, 2, 4)
         if cos is None or sin is None:
@@ -149,22 +154,29 @@ class _SelfAttention(Function):
         return of_packed, None, None, None, None
 
 
-class _SquaredReluMlp(Function):
+class _Mlp(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, up: Tensor, down: Tensor, activation: str) -> Tensor:
         x_ND = x.reshape(-1, x.shape[-1])
-        positive = torch.mm(x_ND, up.mT).relu_()
-        hidden = positive.square()
-        ctx.save_for_backward(x_ND, up, down, positive, hidden)
+        before = torch.mm(x_ND, up.mT)
+        hidden = F.gelu(before) if activation == "gelu" else before.relu_().square()
+        ctx.save_for_backward(x_ND, up, down, before, hidden)
+        ctx.activation = activation
         return torch.mm(hidden, down.mT).view(x.shape)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x_ND, up, down, positive, hidden = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x_ND, up, down, before, hidden = ctx.saved_tensors
         gradient_ND = gradients[0].reshape(x_ND.shape)
         of_down = torch.mm(gradient_ND.mT, hidden)
-        half = torch.mm(gradient_ND, down).mul_(positive)  # the square's factor 2 waits for the smaller products
-        of_up = torch.addmm(up, half.mT, x_ND, beta=0, alpha=2)
-        of_x = torch.addmm(x_ND, half, up, beta=0, alpha=2)
-        return of_x.view(gradients[0].shape), of_up, of_down
+        of_before = torch.mm(gradient_ND, down)
+        if ctx.activation == "gelu":
+            factor = 1
+            torch.ops.aten.gelu_backward.grad_input(of_before, before, grad_input=of_before)
+        else:
+            factor = 2  # of the square: it waits for the smaller products
+            of_before.mul_(before)
+        of_up = torch.addmm(up, of_before.mT, x_ND, beta=0, alpha=factor)
+        of_x = torch.addmm(x_ND, of_before, up, beta=0, alpha=factor)
+        return of_x.view(gradients[0].shape), of_up, of_down, None

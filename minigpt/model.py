@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from minigpt.attention import CausalSelfAttention, KeyValueCache, sinusoidal_positions
 from minigpt.config import ModelConfig
-from minigpt.kernels import rms_norm, soft_cap, squared_relu_mlp
+from minigpt.kernels import mlp, rms_norm, soft_cap
 
 LAYER_NORM_EPSILON = 1e-5
 
@@ -47,8 +47,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) → (B, T, D)."""
-        if self.activation == "relu2" and self.up_linear.bias is None:
-            return squared_relu_mlp(x, self.up_linear.weight, self.down_linear.weight)
+        if self.activation in ("relu2", "gelu") and self.up_linear.bias is None:
+            return mlp(x, self.up_linear.weight, self.down_linear.weight, self.activation)
         hidden = self.up_linear(x)
         match self.activation:
             case "relu2":

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from minigpt.attention import attention, causal_mask, merge_heads, rotary_tables, rotate
-from minigpt.kernels import rms_norm, self_attention, soft_cap, squared_relu_mlp
+from minigpt.kernels import mlp, rms_norm, self_attention, soft_cap
 
 LENGTH, HEADS, SIZE = 5, 2, 4
 
@@ -43,10 +43,11 @@ def test_soft_cap() -> None:
     assert soft_cap(torch.tensor(1e6), 15.0) == 15
 
 
-def test_squared_relu_mlp() -> None:
+@pytest.mark.parametrize(("activation", "f"), [("relu2", lambda x: F.relu(x).square()), ("gelu", F.gelu)])
+def test_mlp(activation: str, f: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(2)
     inputs = random(2, 3, 4), random(6, 4), random(4, 6)
-    check(squared_relu_mlp, lambda x, up, down: F.relu(x @ up.T).square() @ down.T, *inputs)
+    check(lambda *tensors: mlp(*tensors, activation), lambda x, up, down: f(x @ up.T) @ down.T, *inputs)
 
 
 @pytest.mark.parametrize("normalise", [False, True])

@@ -15,7 +15,7 @@ from minigpt.studies.measure import Report, Spread, alternate, table
 from minigpt.training import Run, evaluate, train_step
 
 SHAPE = DEFAULT_CONFIG.parent / "shakespeare_char.toml"
-BLOCK = 10  # steps timed together
+BLOCK = 25  # steps timed together
 SGEMM_REPEATS = 5
 ADAMW = {"name": "adamw", "lr": 0.003, "beta2": 0.99, "weight_decay": 0.1, "warmup_steps": 20}
 # The architecture of nanoGPT's recipe, for a step of equal arithmetic.
