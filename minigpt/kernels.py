@@ -139,7 +139,7 @@ class _SelfAttention(Function):
         of_q, of_k, of_v = of_heads.flatten(1, 2).unbind()
         torch.bmm(weights.mT, of_output, out=of_v)
         of_scores = torch.bmm(of_output, v_NTK.mT)  # as yet of the weights
-        torch._softmax_backward_data(of_scores, weights, -1, weights.dtype, grad_input=of_scores)
+        torch.ops.aten._softmax_backward_data.out(of_scores, weights, -1, weights.dtype, grad_input=of_scores)
         torch.baddbmm(of_q, of_scores, k_NTK, beta=0, alpha=size**-0.5, out=of_q)
         torch.baddbmm(of_k, of_scores.mT, q_NTK, beta=0, alpha=size**-0.5, out=of_k)
         if scale is not None:

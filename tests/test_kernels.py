@@ -47,7 +47,7 @@ def test_soft_cap() -> None:
 def test_mlp(activation: str, f: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(2)
     inputs = random(2, 3, 4), random(6, 4), random(4, 6)
-    check(lambda *tensors: mlp(*tensors, activation), lambda x, up, down: f(x @ up.T) @ down.T, *inputs)
+    check(lambda x, up, down: mlp(x, up, down, activation), lambda x, up, down: f(x @ up.T) @ down.T, *inputs)
 
 
 @pytest.mark.parametrize("normalise", [False, True])
