@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.config import Config, differences, merge, validate
-from minigpt.corpus import Corpus, open_corpus
+from minigpt.corpora import corpus_of
+from minigpt.corpus import Corpus
 from minigpt.distributed import ALONE, World, check_divisible
 from minigpt.errors import UserError
 from minigpt.machine import machine_choices, needs_loss_scaler, prepare_machine
-from minigpt.model import GPT
+from minigpt.network import Network, new_network
 from minigpt.normal_form import from_checkpoint
 from minigpt.optim import Optimizers
 from minigpt.run import run_name
@@ -31,7 +32,7 @@ class Parts:
 
     config: Config
     corpus: Corpus
-    model: GPT
+    model: Network
     optimizers: Optimizers
     world: World = ALONE
 
@@ -52,9 +53,7 @@ def assembled(
     parent = find_checkpoint(init_from, "best") if init_from else None
     asked = initial_config(parent, overrides)
     tokenizer = tokenizer_from_dict(parent.tokenizer, unseen=asked.data.unseen) if parent else None
-    corpus = open_corpus(
-        asked.data, context_length=asked.model.context_length, seed=asked.run.seed, tokenizer=tokenizer
-    )
+    corpus = corpus_of(asked, tokenizer)
     named_after = Path(f"{parent.config.run.name}-next.toml") if parent else config_path
     config = resolved(asked, corpus, run_name(asked, named_after, source_given))
     check_texts(config, corpus.tokenizer)
@@ -75,9 +74,7 @@ def restored(checkpoint: Checkpoint, config: Config, world: World = ALONE) -> Pa
     config = config.with_values(run=machine_choices(config))
     tokenizer = tokenizer_from_dict(checkpoint.tokenizer)
     try:
-        corpus = open_corpus(
-            config.data, context_length=config.model.context_length, seed=config.run.seed, tokenizer=tokenizer
-        )
+        corpus = corpus_of(config, tokenizer)
     except UserError as error:
         raise UserError(f"{config.data.source}: can't be read as it was when the run began: {error}") from None
     if corpus.fingerprint != checkpoint.metadata.get("corpus"):
@@ -150,7 +147,7 @@ def check_texts(config: Config, tokenizer: Tokenizer) -> None:
 # ── model and optimizer ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def build_model(config: Config, vocab_size: int, checkpoint: Checkpoint | None = None) -> GPT:
+def build_model(config: Config, vocab_size: int, checkpoint: Checkpoint | None = None) -> Network:
     """The network on its device, with a checkpoint's weights or those that the seed gives.
 
     Raises:
@@ -158,11 +155,13 @@ def build_model(config: Config, vocab_size: int, checkpoint: Checkpoint | None =
     """
     torch.manual_seed(config.run.seed)
     try:
-        if checkpoint:
+        if checkpoint and config.model.kind == "gpt":
             from_checkpoint(checkpoint)  # refuses what does not fit itself before memory is laid out for it
-        model = GPT(config.model, vocab_size)
+        model = new_network(config.model, vocab_size)
         if checkpoint:
-            model.load_state_dict(torch_tensors(checkpoint.tensors("model")))
+            weights = torch_tensors(checkpoint.tensors("model"))
+            check_weights(checkpoint.path, weights, model)
+            model.load_state_dict(weights)
         return model.to(config.run.device)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -172,13 +171,23 @@ def build_model(config: Config, vocab_size: int, checkpoint: Checkpoint | None =
         ) from None
 
 
+def check_weights(path: Path, weights: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Refuse a checkpoint whose tensors are not those of the network that it describes."""
+    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    for name in sorted(expected.keys() | weights.keys()):
+        if name not in weights or name not in expected or weights[name].shape != expected[name]:
+            raise UserError(
+                f"{path}: damaged: its tensor {name} does not fit its configuration; use another checkpoint"
+            )
+
+
 def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
     """Whether there is not enough memory; of torch's errors only CUDA's has a class of its own."""
     words = ("DefaultCPUAllocator", "can't allocate memory", "out of memory", "Storage size calculation overflowed")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
-def load_model(checkpoint: Checkpoint, device: str = "auto") -> GPT:
+def load_model(checkpoint: Checkpoint, device: str = "auto") -> Network:
     """A saved network in evaluation mode.
 
     Raises:

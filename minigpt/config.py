@@ -60,7 +60,9 @@ class RunConfig(Section):
 class DataConfig(Section):
     """Which text, cut into which tokens and parts."""
 
-    source: str = Field(default="tales", description="tales, a name in data/sources.toml, a file, a folder or a glob")
+    source: str = Field(
+        default="tales", description="tales, a name in data/sources.toml, a file, a folder, a glob, or task:NAME"
+    )
     tokenizer: str = Field(
         default="bpe", description="char, bpe, byte, or a tiktoken encoding (gpt2, cl100k_base, ...)"
     )
@@ -74,11 +76,18 @@ class DataConfig(Section):
     )
     cache_dir: str = Field(default="auto", description="folder for token files and downloads")
 
+    @field_validator("source")
+    @classmethod
+    def _tales_are_a_text(cls, value: str) -> str:
+        return "tales" if value == "task:tales" else value
+
 
 class ModelConfig(Section):
     """The network. The defaults are what the fastest small-model recipes agree on."""
 
-    kind: Literal["gpt"] = Field(default="gpt", description="architecture")
+    kind: Literal["gpt", "rnn", "lstm", "gru"] = Field(
+        default="gpt", description="a Transformer, or a recurrent network (n_layer, d_model, dropout, tie_embeddings)"
+    )
     n_layer: Count = Field(default=2, description="blocks")
     n_head: Count = Field(default=4, description="query heads a block")
     n_kv_head: CountOrAuto = Field(default=0, description="key/value heads, shared by groups of query heads; 0: n_head")
@@ -178,6 +187,24 @@ class InspectConfig(Section):
     )
 
 
+class TaskConfig(Section):
+    """What the examples of ``data.source = "task:NAME"`` look like; each has ``model.context_length`` tokens."""
+
+    order: Literal["same", "reversed", "sorted"] = Field(default="same", description="copy: what comes out")
+    symbols: Annotated[int, Field(ge=2, le=62)] = Field(
+        default=62, description="different ones (recall: half are keys)"
+    )
+    length: CountOrAuto = Field(
+        default=0, description="symbols to copy, pairs to recall, symbols that come twice; 0: as many as suit"
+    )
+    distance: CountOrAuto = Field(
+        default=0, description="filler before the bar; induction: tokens until symbols come again, 0: varies"
+    )
+    depth: Count = Field(default=4, description="brackets open at once, at most")
+    examples: Count = Field(default=20_000, description="to train on")
+    held_out: Count = Field(default=500, description="for validation, and as many for the test")
+
+
 class Config(Section):
     """A whole run: one attribute a table of the TOML file."""
 
@@ -187,6 +214,7 @@ class Config(Section):
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     inspect: InspectConfig = InspectConfig()
+    task: TaskConfig = TaskConfig()
 
     def with_values(self, **sections: Mapping[str, object]) -> "Config":
         """A copy with some keys replaced: ``config.with_values(run={"name": "bard"})``. Validated anew."""
@@ -266,6 +294,11 @@ def _conflicts(config: Config) -> list[str]:
         problems.append(f"model.n_kv_head = {model.n_kv_head}: must divide model.n_head = {model.n_head}")
     if model.position == "sinusoidal" and model.d_model % 2:
         problems.append(f"model.d_model = {model.d_model}: sinusoidal positions need an even width")
+    if model.kind != "gpt" and config.optim.name == "muon":
+        problems.append(
+            f"optim.name = muon: moves the matrices of a Transformer's blocks; {model.kind} takes --optim.name adamw "
+            "--optim.lr 0.003"
+        )
     if data.val_fraction + data.test_fraction >= 1:
         problems.append(
             f"data.val_fraction + data.test_fraction = {data.val_fraction + data.test_fraction:g}: "

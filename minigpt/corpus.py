@@ -13,9 +13,9 @@ import tempfile
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from math import ceil
 from pathlib import Path
@@ -44,7 +44,8 @@ class Corpus:
     """Token ids of the three parts, memory-mapped, each of shape (N,); a part that does not exist has length 0.
 
     ``notes`` are sentences to say before training starts. ``fingerprint`` is the same for the same text, split and
-    tokenizer.
+    tokenizer. ``targets``: of a part where each token's target is not simply the next one, the targets (N,); −1 does
+    not count.
     """
 
     tokenizer: Tokenizer
@@ -53,6 +54,7 @@ class Corpus:
     test: Tokens
     notes: tuple[str, ...]
     fingerprint: str
+    targets: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
 
 def open_corpus(data: DataConfig, *, context_length: int, seed: int, tokenizer: Tokenizer | None = None) -> Corpus:
@@ -72,19 +74,19 @@ def open_corpus(data: DataConfig, *, context_length: int, seed: int, tokenizer: 
     def split() -> Split:
         return split_source(source, data, seed=seed, least=least)
 
-    text_key = _digest(FORMAT, source.identity, data.val_fraction, data.test_fraction, seed)
+    text_key = digest(FORMAT, source.identity, data.val_fraction, data.test_fraction, seed)
     notes = [*source.notes]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if tokenizer is None:
-            key = _digest(text_key, data.tokenizer, data.vocab_size)
+            key = digest(text_key, data.tokenizer, data.vocab_size)
             tokenizer = _cached_tokenizer(folder / f"tokenizer-{key}.json", data, split)
             if data.vocab_size > tokenizer.vocab_size:
                 notes.append(
                     f"the tokenizer has {tokenizer.vocab_size} ids, fewer than data.vocab_size = {data.vocab_size}: "
                     "the text gives no more"
                 )
-        fingerprint = _digest(text_key, tokenizer.to_dict())
+        fingerprint = digest(text_key, tokenizer.to_dict())
         files = folder / f"tokens-{fingerprint}"
         train, val, test = _cached_parts(files, split, tokenizer)
         notes += [f"{source.name}: {note}" for note in _lost_notes(files, tokenizer)]
@@ -180,18 +182,19 @@ def _epoch(seed: int, epoch: int, n: int, slack: int) -> tuple[int, NDArray[np.i
 # ── files ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _digest(*values: Any) -> str:
+def digest(*values: Any) -> str:
+    """32 hexadecimal digits that are the same for the same plain values alone."""
     return hashlib.sha256(json.dumps(values).encode("utf-8")).hexdigest()[:32]
 
 
 def _cached_tokenizer(path: Path, data: DataConfig, split: Callable[[], Split]) -> Tokenizer:
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # not there, or damaged
         stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored["digest"] == _digest(stored["tokenizer"]):  # one changed byte may leave another valid tokenizer
+        if stored["digest"] == digest(stored["tokenizer"]):  # one changed byte may leave another valid tokenizer
             return tokenizer_from_dict(stored["tokenizer"])
     texts = split().learning_texts(most=None if data.tokenizer == "char" else learning_bytes(data.vocab_size))
     tokenizer = train_tokenizer(data.tokenizer, texts, data.vocab_size)
-    stored = {"tokenizer": tokenizer.to_dict(), "digest": _digest(tokenizer.to_dict())}
+    stored = {"tokenizer": tokenizer.to_dict(), "digest": digest(tokenizer.to_dict())}
     with _scratch(path.parent) as scratch:
         written = scratch / path.name
         written.write_text(json.dumps(stored), encoding="utf-8")

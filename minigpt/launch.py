@@ -29,6 +29,7 @@ from minigpt.distributed import ALONE, World, joined
 from minigpt.errors import TrainingStopped, UserError
 from minigpt.inspection.film import probe_of
 from minigpt.machine import machine_changes, machine_facts
+from minigpt.model import GPT
 from minigpt.pace import measured_pace
 from minigpt.planning import Plan, plan_training
 from minigpt.run import RunFolder, as_word, create_run, last_settings, open_run, resume_config
@@ -207,7 +208,7 @@ def verify(path: Path, step: int, say: Callable[[str], None] = lambda sentence: 
 def compiled(parts: Parts, say: Callable[[str], None]) -> nn.Module:
     """``torch.compile(model)`` if a forward and a backward work with it here, else, said once, the model itself."""
     model, passes = parts.model, parts.world.size * parts.config.train.grad_accumulation
-    inputs_BT, _ = next_batch(parts.corpus.train, parts.config, 0)
+    inputs_BT, _ = next_batch(parts.corpus, parts.config, 0)
     try:
         handle = torch.compile(model)
         with precision(parts.config):  # another dtype would be compiled once more
@@ -280,10 +281,9 @@ def run_in_folder(run: Run, parts: Parts, folder: RunFolder, sentences: Sequence
             tracker.say(sentence)
         run.reporter = adviser = Adviser(tracker, config)
         run.save = save
-        run.observers = [
-            sampler(parts, tracker),
-            attention_watcher(parts, tracker, folder.attention, run.progress.step),
-        ]
+        run.observers = [sampler(parts, tracker)]
+        if isinstance(model, GPT):
+            run.observers.append(attention_watcher(parts, tracker, folder.attention, run.progress.step))
         run.forward = compiled(parts, tracker.say) if config.run.compile else None
         try:
             progress = train(run)

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -107,6 +106,7 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         self.config, self.vocab_size, width = config, vocab_size, config.d_model
+        self.longest = config.context_length  # tokens that a memory takes
         self.token_embedding = nn.Embedding(vocab_size, width)
         if config.position == "learned":
             self.position_embedding = nn.Embedding(config.context_length, width)
@@ -175,21 +175,3 @@ class GPT(nn.Module):
             for block in self.blocks:
                 assert isinstance(block, Block)
                 block.attn.start_by_copying()
-
-
-class TorchEngine:
-    """A model as the sampler sees it (``sampling.Engine``): one stream, logits of the last token."""
-
-    def __init__(self, model: GPT) -> None:
-        self.model, self.context_length, self.vocab_size = model, model.config.context_length, model.vocab_size
-
-    def new_memory(self) -> Memory:
-        """An empty memory."""
-        return self.model.new_memory()
-
-    @torch.inference_mode()
-    def logits(self, tokens: np.ndarray, memory: Memory) -> np.ndarray:
-        """Feed (T,) tokens; logits (V,) of the token to come."""
-        device = self.model.token_embedding.weight.device
-        tokens_BT = torch.as_tensor(np.asarray(tokens, dtype=np.int64), device=device)[None]
-        return self.model(tokens_BT, memory)[0, -1].float().cpu().numpy()

@@ -106,8 +106,12 @@ def from_checkpoint(checkpoint: Checkpoint) -> NormalForm:
     """The normal form of a saved model, in float32.
 
     Raises:
-        UserError: if the file is damaged: weights, configuration and tokenizer do not fit each other.
+        UserError: if the file is damaged: weights, configuration and tokenizer do not fit each other; or if it holds no
+            Transformer.
     """
+    kind = checkpoint.config.model.kind
+    if kind != "gpt":
+        raise UserError(f"{checkpoint.path}: a recurrent network (model.kind = {kind}), and no Transformer")
     try:
         model = from_tensors(checkpoint.tensors("model"), checkpoint.config.model, np.float32)
         ids = tokenizer_from_dict(checkpoint.tokenizer).vocab_size

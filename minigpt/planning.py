@@ -17,6 +17,7 @@ import numpy as np
 from minigpt.assembly import initial_config
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.config import Config, DataConfig, merge, validate
+from minigpt.corpora import is_task
 from minigpt.corpus import Corpus, cache_folder, open_corpus
 from minigpt.errors import UserError
 from minigpt.machine import choose_threads, machine_choices
@@ -86,6 +87,10 @@ def plan_training(overrides: Tables, *, begun: float, init_from: Path | None = N
     asked = 60 * smallest(overrides, parent).train.minutes
     if not asked:
         return None
+    if is_task(initial_config(parent, merge(overrides, {"train": {"minutes": 0}})).data.source):
+        raise UserError("train.minutes chooses a network for a text; a task takes train.max_steps")
+    if smallest(overrides, parent).model.kind != "gpt":
+        raise UserError("train.minutes chooses a Transformer; a recurrent network takes train.max_steps")
     if "max_steps" in overrides.get("train", {}):
         raise UserError("train.minutes and train.max_steps both say how long to train: give one of them")
     tables: Tables = merge(overrides, {"train": {"minutes": 0}})

@@ -237,4 +237,4 @@ def resume_config(saved: Config, overrides: Mapping[str, Mapping[str, Any]]) -> 
 def _is_fixed(key: str) -> bool:
     if key == "data.cache_dir":  # where token files lie changes nothing, and a run may move to another machine
         return False
-    return key.startswith(("model.", "data.")) or key in ("run.seed", "run.dtype", "run.name", "run.dir")
+    return key.startswith(("model.", "data.", "task.")) or key in ("run.seed", "run.dtype", "run.name", "run.dir")

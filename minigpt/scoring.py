@@ -17,6 +17,7 @@ class Evaluation:
     loss: float
     n_token: int
     n_byte: int
+    accuracy: float = math.nan  # part of the predictions that is right, where that was asked
 
     @property
     def perplexity(self) -> float:
@@ -56,24 +57,29 @@ class TokenScores:
     def evaluation(self, predicted: Array, byte_lengths: Array) -> Evaluation:
         """The mean, given the predicted ids (N,) and the bytes (V,) that each id stands for."""
         n_byte = int(byte_lengths[predicted].sum())
-        return Evaluation(float(-self.log_probability.mean()), len(self.log_probability), n_byte)
+        right = float((self.rank == 1).mean())
+        return Evaluation(float(-self.log_probability.mean()), len(self.log_probability), n_byte, right)
 
 
-def score(reader: Reader, tokens: Array) -> TokenScores:
+def score(reader: Reader, tokens: Array, targets: Array | None = None) -> TokenScores:
     """Score tokens 1 … N−1 of (N,), over windows of the context length that do not overlap, the short last included.
 
     The first token of a window after the first is predicted from the window before it, so that each is counted once.
+    With ``targets`` (N,): not the next tokens but what is to be answered after each, where it is not −1.
     """
-    parts = [_score_window(logits, targets) for logits, targets in _windows(reader, tokens)]
+    answers = tokens[1:] if targets is None else targets[:-1]
+    parts = [_score_window(logits, expected) for logits, expected in _windows(reader, tokens[:-1], answers)]
     return TokenScores(
         np.concatenate([part.log_probability for part in parts]), np.concatenate([part.rank for part in parts])
     )
 
 
-def _windows(reader: Reader, tokens: Array) -> Iterator[tuple[Array, Array]]:
-    for start in range(0, len(tokens) - 1, reader.context_length):
-        window = tokens[start : start + reader.context_length + 1]
-        yield reader.all_logits(window[:-1].astype(np.int64), reader.new_memory()), window[1:].astype(np.int64)
+def _windows(reader: Reader, tokens: Array, answers: Array) -> Iterator[tuple[Array, Array]]:
+    for start in range(0, len(tokens), reader.context_length):
+        window = slice(start, start + reader.context_length)
+        expected = answers[window].astype(np.int64)
+        logits = reader.all_logits(tokens[window].astype(np.int64), reader.new_memory())
+        yield logits[expected >= 0], expected[expected >= 0]
 
 
 def _score_window(logits: Array, targets: Array) -> TokenScores:

@@ -1,6 +1,7 @@
 """The text that a command reads, by its options: ``--text``, ``--file`` or ``--source``."""
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from minigpt.checkpoint import Checkpoint
 from minigpt.cli import unescape
 from minigpt.config import nearest
 from minigpt.console import say
+from minigpt.corpora import corpus_of
 from minigpt.corpus import Tokens, held_back, open_corpus
 from minigpt.errors import UserError
 from minigpt.reading import encoding_name, normalise_newlines, whole_text
@@ -45,10 +47,17 @@ def add_unseen_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def asked_text(
-    options: argparse.Namespace, checkpoint: Checkpoint, tokenizer: Tokenizer
-) -> tuple[str, Tokens | NDArray[np.int32]]:
-    """A name and the tokens (N,) of what the options ask to read; what is to be said of it is told on stderr.
+@dataclass(frozen=True)
+class AskedText:
+    """A name for messages, and tokens (N,); of a task's examples also what is to be answered after each, or −1."""
+
+    name: str
+    tokens: Tokens | NDArray[np.int32]
+    targets: NDArray[np.int64] | None = None
+
+
+def asked_text(options: argparse.Namespace, checkpoint: Checkpoint, tokenizer: Tokenizer) -> AskedText:
+    """What the options ask to read; what is to be said of it is told on stderr.
 
     Raises:
         UserError: for text that is not there, or can't be read.
@@ -57,29 +66,28 @@ def asked_text(
     if options.encoding and not options.file:
         raise UserError(f"--encoding {options.encoding} is that of --file: give both")
     if options.text is not None:
-        return "--text", encoded(tokenizer, normalise_newlines(unescape(options.text)), say)
+        return AskedText("--text", encoded(tokenizer, normalise_newlines(unescape(options.text)), say))
     if options.file:
         if options.encoding:
             encoding_name(options.encoding, "--encoding")
             data = data.model_copy(update={"encoding": options.encoding})
-        return str(options.file), encoded(tokenizer, whole_text(options.file, data, say), say)
+        return AskedText(str(options.file), encoded(tokenizer, whole_text(options.file, data, say), say))
     if options.source in PARTS:
         return _part(options.source, checkpoint, tokenizer)
-    return options.source, _whole(options.source, checkpoint, tokenizer)
+    return AskedText(options.source, _whole(options.source, checkpoint, tokenizer))
 
 
-def _part(part: str, checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[str, Tokens]:
+def _part(part: str, checkpoint: Checkpoint, tokenizer: Tokenizer) -> AskedText:
     """A part of the run's own text."""
-    data, run = checkpoint.config.data, checkpoint.config.run
-    context_length = checkpoint.config.model.context_length
-    corpus = open_corpus(data, context_length=context_length, seed=run.seed, tokenizer=tokenizer)
+    data = checkpoint.config.data
+    corpus = corpus_of(checkpoint.config, tokenizer)
     tokens = held_back(corpus, data, part)
     for note in corpus.notes:
         say(note)
     own = tokenizer.to_dict() == checkpoint.tokenizer  # else, with --unseen, no fingerprint tells
     if own and corpus.fingerprint != checkpoint.metadata.get("corpus", corpus.fingerprint):
         say(f"{data.source}: the text has changed since the run began")
-    return f"{data.source} ({PARTS[part]})", tokens
+    return AskedText(f"{data.source} ({PARTS[part]})", tokens, corpus.targets.get(part))
 
 
 def _whole(name: str, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Tokens:

@@ -28,6 +28,7 @@ METRICS = {
     "val_loss": "val/loss",
     "val_perplexity": "val/perplexity",
     "val_bits_per_byte": "val/bits_per_byte",
+    "val_accuracy": "val/accuracy",
     "lr": "train/lr",
     "grad_norm": "train/grad_norm",
     "tokens_seen": "train/tokens_seen",
@@ -204,7 +205,12 @@ class Tracker:
     # ── words ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _summary(self) -> str:
-        formats = {"train_loss": "train {:.4f}", "val_loss": "val {:.4f}", "tokens_per_second": "{:,.0f} tok/s"}
+        formats = {
+            "train_loss": "train {:.4f}",
+            "val_loss": "val {:.4f}",
+            "val_accuracy": "right {:.1%}",
+            "tokens_per_second": "{:,.0f} tok/s",
+        }
         return "  ".join(text.format(self._latest[key]) for key, text in formats.items() if key in self._latest)
 
     def _time_left(self, step: int) -> str:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -143,7 +144,7 @@ def train_step(run: Run) -> float:
     config, progress, world = run.config, run.progress, run.world
     step, passes = progress.step, config.train.grad_accumulation
     seed_torch(config.run.seed, step, world.rank, config.run.device)
-    inputs_BT, targets_BT = next_batch(run.corpus.train, config, step)
+    inputs_BT, targets_BT = next_batch(run.corpus, config, step)
     n_counted = (targets_BT != UNCOUNTED).sum()
     forward = run.model if run.forward is None else run.forward  # a compiled model has no truth value
     loss = torch.zeros((), device=inputs_BT.device)
@@ -180,12 +181,14 @@ def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=UNCOUNTED, reduction="sum")
 
 
-def next_batch(tokens: np.ndarray, config: Config, step: int) -> tuple[Tensor, Tensor]:
+def next_batch(corpus: Corpus, config: Config, step: int) -> tuple[Tensor, Tensor]:
     """The inputs and targets of one update, (B, T) each: a pure function of seed and step."""
-    length = min(config.model.context_length, len(tokens) - 1)
-    arrays = batch(tokens, seed=config.run.seed, step=step, batch_size=config.train.batch_size, context_length=length)
-    inputs_BT, targets_BT = (torch.from_numpy(array).to(config.run.device) for array in arrays)
-    return inputs_BT, targets_BT
+    length = min(config.model.context_length, len(corpus.train) - 1)
+    draw = partial(batch, seed=config.run.seed, step=step, batch_size=config.train.batch_size, context_length=length)
+    inputs, targets = draw(corpus.train)
+    if "train" in corpus.targets:
+        targets, _ = draw(corpus.targets["train"])
+    return torch.from_numpy(inputs).to(config.run.device), torch.from_numpy(targets).to(config.run.device)
 
 
 def precision(config: Config) -> AbstractContextManager[object]:
@@ -197,7 +200,13 @@ def precision(config: Config) -> AbstractContextManager[object]:
 
 @torch.inference_mode()
 def evaluate(
-    model: nn.Module, tokens: np.ndarray, config: Config, byte_lengths: np.ndarray, world: World = ALONE
+    model: nn.Module,
+    tokens: np.ndarray,
+    config: Config,
+    byte_lengths: np.ndarray,
+    *,
+    targets: np.ndarray | None = None,
+    world: World = ALONE,
 ) -> Evaluation:
     """Loss over windows of the context length that do not overlap, the short last one included.
 
@@ -208,37 +217,55 @@ def evaluate(
         tokens: (N,) ids; N − 1 of them are predicted.
         config: context length, device and dtype are read.
         byte_lengths: (V,) bytes of text each id stands for.
+        targets: (N,) what is to be answered after each token, −1: nothing; instead of each next token. Then the
+            accuracy is told too.
         world: who shares the work.
     """
     length, device, was_training = config.model.context_length, config.run.device, model.training
     model.eval()
-    sums: list[float] = []
-    for number, (inputs, targets) in enumerate(evaluation_batches(tokens, length, max(1, EVALUATION_TOKENS // length))):
-        sums.append(0.0)
+    rows = max(1, EVALUATION_TOKENS // length)
+    passes = evaluation_batches(tokens, length, rows)
+    if targets is not None:
+        of_inputs = (windows for windows, _ in evaluation_batches(targets, length, rows))
+        passes = ((inputs, answers) for (inputs, _), answers in zip(passes, of_inputs, strict=True))
+    sums: list[tuple[float, float]] = []  # of the loss, of what was right
+    for number, (inputs, answers) in enumerate(passes):
+        sums.append((0.0, 0.0))
         if number % world.size == world.rank:
+            answers_BT = torch.from_numpy(answers).to(device)
             with precision(config):
                 logits_BTV = model(torch.from_numpy(inputs).to(device))
-            sums[-1] = loss_sum(logits_BTV, torch.from_numpy(targets).to(device)).item()
+            right = math.nan if targets is None else (logits_BTV.argmax(dim=-1) == answers_BT).sum().item()
+            sums[-1] = loss_sum(logits_BTV, answers_BT).item(), right
     model.train(was_training)
     if world.size > 1:
         sums = world.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
-    return Evaluation(sum(sums) / (len(tokens) - 1), len(tokens) - 1, int(byte_lengths[tokens[1:]].sum()))
+    answered = tokens[1:] if targets is None else targets[:-1][targets[:-1] != UNCOUNTED]
+    loss, right = (sum(column) / max(1, len(answered)) for column in zip(*sums, strict=True))
+    return Evaluation(loss, len(answered), int(byte_lengths[answered].sum()), right)
 
 
 def validation_row(run: Run) -> dict[str, float]:
     """Validate, keep count of the best, and give the numbers to log; without a validation text, none."""
-    progress, tokens = run.progress, run.corpus.val
+    progress, tokens, targets = run.progress, run.corpus.val, run.corpus.targets.get("val")
     if len(tokens) < 2:
         return {}
-    if 0 < run.config.train.eval_tokens < len(tokens) - 1:
-        tokens = tokens[: run.config.train.eval_tokens + 1]
-    result = evaluate(run.model, tokens, run.config, run.corpus.tokenizer.byte_lengths, run.world)
+    most = (run.config.train.eval_tokens or len(tokens)) + 1
+    result = evaluate(
+        run.model,
+        tokens[:most],
+        run.config,
+        run.corpus.tokenizer.byte_lengths,
+        targets=None if targets is None else targets[:most],
+        world=run.world,
+    )
     progress.val_loss = result.loss
     if result.loss < progress.best_val_loss:
         progress.best_val_loss, progress.validations_since_best = result.loss, 0
     else:
         progress.validations_since_best += 1
     return {
+        **({} if targets is None else {"val_accuracy": result.accuracy}),
         "val_loss": result.loss,
         "val_perplexity": result.perplexity,
         "val_bits_per_byte": result.bits_per_byte,
@@ -263,7 +290,7 @@ def require_finite(run: Run) -> None:
 
     They may be finite themselves and still overflow on the way through, so the next batch's first pass is tried.
     """
-    inputs_BT, _ = next_batch(run.corpus.train, run.config, run.progress.step)
+    inputs_BT, _ = next_batch(run.corpus, run.config, run.progress.step)
     with precision(run.config):
         logits_BTV = run.model(inputs_BT.chunk(run.world.size * run.config.train.grad_accumulation)[0])
     if not torch.isfinite(logits_BTV).all():

@@ -12,7 +12,7 @@ from minigpt.errors import CheckFailed, UserError
 from minigpt.inspection.capture import attention_maps
 from minigpt.inspection.film import add_frame, begin_film, frame_rows, probe_of, strongest
 from minigpt.inspection.picture import attention_grid
-from minigpt.model import GPT, TorchEngine
+from minigpt.network import Network, TorchEngine
 from minigpt.sampling import SamplingOptions, generate
 from minigpt.tokenizer import END, Tokenizer
 from minigpt.tracking import Tracker
@@ -28,8 +28,10 @@ def what_is_trained(parts: Parts, path: Path) -> list[str]:
     shape, settings = config.model, config.train
     checked = min(len(corpus.val) - 1, settings.eval_tokens or len(corpus.val))
     epochs = settings.max_steps * settings.batch_size * shape.context_length / max(1, len(corpus.train))
+    heads = f"{counted(shape.n_head, 'head')}, " if shape.kind == "gpt" else ""
+    kind = "" if shape.kind == "gpt" else f"{shape.kind}, "
     return [
-        f"{path}: {counted(shape.n_layer, 'layer')}, {counted(shape.n_head, 'head')}, {shape.d_model} wide, "
+        f"{path}: {kind}{counted(shape.n_layer, 'layer')}, {heads}{shape.d_model} wide, "
         f"context {shape.context_length}: {model.n_parameter:,} parameters"
         + (f", dropout {shape.dropout:g}" if shape.dropout else ""),
         f"text {config.data.source}: {len(corpus.train):,} tokens to train on, "
@@ -63,7 +65,7 @@ def sampler(parts: Parts, tracker: Tracker) -> Observer:
 
 def sample_text(model: nn.Module, tokenizer: Tokenizer, config: Config) -> str:
     """The run's prompt and what the model writes after it."""
-    assert isinstance(model, GPT)
+    assert isinstance(model, Network)
     prompt = config.train.sample_prompt
     ids = generate(
         TorchEngine(model),

@@ -25,13 +25,14 @@ from pathlib import Path
 
 import numpy as np
 
-from minigpt.checkpoint import find_checkpoint
+from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.cli import parse_options, run_script
 from minigpt.console import counted, say
 from minigpt.errors import UserError
 from minigpt.normal_form import from_checkpoint
 from minigpt.plain import PlainEngine
 from minigpt.scoring import TokenScores, score
+from minigpt.tasks import judge
 from minigpt.text_options import PARTS, add_text_options, asked_text
 from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
 
@@ -42,14 +43,15 @@ def main() -> int:
         return verify(options)
     checkpoint = find_checkpoint(options.run, options.which)
     tokenizer = tokenizer_from_dict(checkpoint.tokenizer, unseen=options.unseen)
-    name, tokens = asked_text(options, checkpoint, tokenizer)
+    asked = asked_text(options, checkpoint, tokenizer)
+    name, tokens = asked.name, asked.tokens
     if len(tokens) < 2:
         raise UserError(
             f"{name}: {counted(len(tokens), 'token')}; at least 2 are needed, since the first is not predicted"
         )
-    engine = PlainEngine(from_checkpoint(checkpoint))
-    scores = score(engine, tokens)
-    predicted = tokens[1:].astype(np.int64)
+    engine = reader_of(checkpoint)
+    scores = score(engine, tokens, asked.targets)
+    predicted = tokens[1:].astype(np.int64) if asked.targets is None else asked.targets[asked.targets >= 0]
     result = scores.evaluation(predicted, tokenizer.byte_lengths)
     if not math.isfinite(result.loss):
         raise UserError(
@@ -66,6 +68,8 @@ def main() -> int:
         "perplexity": result.perplexity,
         "bits_per_byte": result.bits_per_byte,
     }
+    if asked.targets is not None:
+        answer["accuracy"] = result.accuracy
     if options.per_token:
         answer["per_token"] = rows = token_rows(predicted, scores, tokenizer)
         if not options.json:
@@ -75,13 +79,13 @@ def main() -> int:
             f"{name}, step {checkpoint.step}: {counted(result.n_token, 'token')} in windows of {engine.context_length}"
         )
         print(f"loss {result.loss:.4f}   perplexity {result.perplexity:.3f}   bits per byte {result.bits_per_byte:.4f}")
+        if asked.targets is not None:
+            print(f"right: {result.accuracy:.1%} of what the task asks for")
     if checkpoint.config.data.source == "tales" and not (options.text or options.file) and options.source in PARTS:
-        from minigpt.tasks.judge import judge_tales, table
-
-        verdict = judge_tales(engine, tokenizer)
+        verdict = judge.judge_tales(engine, tokenizer)
         answer["tales"] = verdict.as_dict()
         if not options.json:
-            print(table(verdict))
+            print(judge.table(verdict))
     if options.json:
         print(json.dumps(answer, ensure_ascii=False, allow_nan=False))
     return 0
@@ -98,6 +102,16 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--per-token", action="store_true", help="list each token, its log-probability and rank")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     return parser
+
+
+def reader_of(checkpoint: Checkpoint) -> judge.Model:
+    """The network in NumPy; a recurrent one in torch."""
+    if checkpoint.config.model.kind == "gpt":
+        return PlainEngine(from_checkpoint(checkpoint))
+    from minigpt.assembly import load_model
+    from minigpt.network import TorchEngine
+
+    return TorchEngine(load_model(checkpoint, "cpu"), checkpoint.config.model.context_length)
 
 
 def token_rows(predicted: np.ndarray, scores: TokenScores, tokenizer: Tokenizer) -> list[dict[str, object]]:

@@ -212,9 +212,12 @@ def load_engine(checkpoint: Checkpoint, options: argparse.Namespace) -> Engine |
     """The model in NumPy or, for long texts, compiled; in torch if asked for or away from the CPU."""
     if options.engine in ("numpy", "numba") and options.device != "cpu":
         raise UserError(f"--engine {options.engine} runs on the CPU alone: leave out --device {options.device}")
-    if options.engine == "torch" or options.device != "cpu":
+    kind = checkpoint.config.model.kind
+    if kind != "gpt" and options.engine in ("numpy", "numba"):
+        raise UserError(f"--engine {options.engine} runs Transformers alone; {kind} takes --engine torch, or none")
+    if options.engine == "torch" or options.device != "cpu" or kind != "gpt":
         from minigpt.assembly import load_model
-        from minigpt.model import TorchEngine
+        from minigpt.network import TorchEngine
 
         return TorchEngine(load_model(checkpoint, options.device))
     from minigpt.normal_form import from_checkpoint

@@ -21,7 +21,8 @@ from minigpt import compiled, fast
 from minigpt.config import ModelConfig, read_toml, validate
 from minigpt.errors import UserError
 from minigpt.fast import FastEngine
-from minigpt.model import GPT, TorchEngine
+from minigpt.model import GPT
+from minigpt.network import TorchEngine
 from minigpt.normal_form import NormalForm, from_tensors
 from minigpt.packed import Crew, Desk, Law, Model
 from minigpt.plain import PlainEngine, forward

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from minigpt.attention import attention_weights, causal_mask
 from minigpt.config import ModelConfig, validate
-from minigpt.model import GPT, Block, TorchEngine
+from minigpt.model import GPT, Block
+from minigpt.network import TorchEngine
 from minigpt.normal_form import from_tensors
 from minigpt.plain import PlainEngine, forward
 from minigpt.sampling import SamplingOptions, generate

@@ -65,7 +65,7 @@ def test_one_batch_is_learned_by_heart(
 ) -> None:
     """From about even predictions: an untied head starts at zero, a tied one near it."""
     run = make_run(optim=optim, model={"tie_embeddings": tied}, train={"max_steps": 100, "eval_interval": 0})
-    fixed = next_batch(run.corpus.train, run.config, 0)
+    fixed = next_batch(run.corpus, run.config, 0)
     monkeypatch.setattr("minigpt.training.next_batch", lambda *_: fixed)
     train_step(run)
     assert run.progress.train_loss == pytest.approx(math.log(run.corpus.tokenizer.vocab_size), abs=off_even)
@@ -104,7 +104,7 @@ def test_dropout_is_another_with_another_seed(make_run: MakeRun) -> None:
     losses = []
     for seed in (1, 2):
         run = make_run(model={"dropout": 0.5})
-        batch = training.next_batch(run.corpus.train, run.config, 0)
+        batch = training.next_batch(run.corpus, run.config, 0)
         run.config = run.config.with_values(run={"seed": seed})
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(training, "next_batch", lambda tokens, config, step, batch=batch: batch)

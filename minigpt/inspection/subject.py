@@ -63,9 +63,15 @@ def load_subject(
         UserError: if there is none.
     """
     from minigpt.assembly import load_model
+    from minigpt.model import GPT
 
     checkpoint = find_checkpoint(run, which, say=say)
-    return Subject(checkpoint, tokenizer_from_dict(checkpoint.tokenizer, unseen=unseen), load_model(checkpoint, "cpu"))
+    kind = checkpoint.config.model.kind
+    if kind != "gpt":
+        raise UserError(f"{checkpoint.path}: a recurrent network (model.kind = {kind}) has no attention to look at")
+    model = load_model(checkpoint, "cpu")
+    assert isinstance(model, GPT)
+    return Subject(checkpoint, tokenizer_from_dict(checkpoint.tokenizer, unseen=unseen), model)
 
 
 def sequences(subject: Subject, options: argparse.Namespace) -> NDArray[np.int64]:
@@ -77,7 +83,8 @@ def sequences(subject: Subject, options: argparse.Namespace) -> NDArray[np.int64
         UserError: for numbers that make no sense, text that can't be read, and less than two tokens.
     """
     count, length = asked_size(subject, options)
-    name, tokens = asked_text(options, subject.checkpoint, subject.tokenizer)
+    asked = asked_text(options, subject.checkpoint, subject.tokenizer)
+    name, tokens = asked.name, asked.tokens
     if options.text is not None:
         name, tokens = f"{name} with <|end|> in front", np.concatenate([[END], tokens])
     if len(tokens) < 2:

@@ -12,7 +12,8 @@ import torch
 
 from minigpt.checkpoint import checkpoint_path, save_checkpoint
 from minigpt.config import Config, merge, read_toml, validate
-from minigpt.model import GPT, TorchEngine
+from minigpt.model import GPT
+from minigpt.network import TorchEngine
 from minigpt.normal_form import from_tensors
 from minigpt.plain import PlainEngine
 from minigpt.sampling import Engine, SamplingOptions, Text, WritingEngine, generate, generate_together

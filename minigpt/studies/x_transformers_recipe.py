@@ -54,7 +54,7 @@ def trained(config: Config, corpus: Corpus) -> nn.Module:
     for step in range(STEPS):
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / WARM_UP) * (1 - step / STEPS)
-        inputs_BT, targets_BT = next_batch(corpus.train, config, step)
+        inputs_BT, targets_BT = next_batch(corpus, config, step)
         loss = loss_sum(model(inputs_BT), targets_BT) / targets_BT.numel()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), LARGEST_NORM)
