@@ -44,11 +44,18 @@ def task_corpus(config: Config, tokenizer: Tokenizer | None = None) -> Corpus:
             f"data.source = {config.data.source}: these weights were trained with other symbols than the task has; "
             "give the same task.symbols, or train anew"
         )
-    tokens, targets = {}, {}
-    for part in PARTS:
-        count = options.examples if part == "train" else options.held_out
-        drawn = examples(name, options, length=length, count=count, seed=config.run.seed, part=part)
-        tokens[part] = np.append(drawn.tokens, END).astype(np.uint16)
-        targets[part] = np.append(drawn.targets, NONE)
-    fingerprint = digest(TASK_FORMAT, config.data.source, options.model_dump(), length, config.run.seed)
-    return Corpus(tokenizer or own, *(tokens[part] for part in PARTS), (), fingerprint, targets)
+    counts = {part: options.examples if part == "train" else options.held_out for part in PARTS}
+    drawn = {
+        part: examples(name, options, length=length, count=count, seed=config.run.seed, part=part)
+        for part, count in counts.items()
+    }
+    tokens = {part: np.append(some.tokens, END).astype(np.uint16) for part, some in drawn.items()}
+    return Corpus(
+        tokenizer=tokenizer or own,
+        train=tokens["train"],
+        val=tokens["val"],
+        test=tokens["test"],
+        notes=(),
+        fingerprint=digest(TASK_FORMAT, config.data.source, options.model_dump(), length, config.run.seed),
+        targets={part: np.append(some.targets, NONE) for part, some in drawn.items()},
+    )

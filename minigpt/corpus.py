@@ -135,16 +135,19 @@ def cache_folder(cache_dir: str) -> Path:
 # ── batches ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def batch(tokens: Tokens, *, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
+def batch(
+    tokens: NDArray[np.integer], *, seed: int, step: int, batch_size: int, context_length: int, examples: bool = False
+) -> Batch:
     """Inputs and targets of one step, shapes (B, T): a pure function of its arguments.
 
-    An epoch is a random order of the ``n`` windows that fit, laid from an offset that differs between epochs.
-    Sequence j of step s is window s·B + j of the endless row of epochs. Needs at least T + 1 tokens.
+    An epoch is a random order of the ``n`` windows that fit, laid from an offset that differs between epochs; of
+    ``examples``, which begin every T tokens, from the first. Sequence j of step s is window s·B + j of the endless row
+    of epochs. Needs at least T + 1 tokens.
     """
     spare = len(tokens) - context_length
     assert spare >= 1, "open_corpus refuses a text shorter than the context"
-    n = max(1, spare // context_length)
-    slack = min(context_length - 1, len(tokens) - 1 - n * context_length)
+    n = (len(tokens) - 1) // context_length if examples else max(1, spare // context_length)
+    slack = 0 if examples else min(context_length - 1, len(tokens) - 1 - n * context_length)
     starts = np.empty(batch_size, dtype=np.int64)
     for j in range(batch_size):
         epoch, position = divmod(step * batch_size + j, n)
@@ -154,7 +157,7 @@ def batch(tokens: Tokens, *, seed: int, step: int, batch_size: int, context_leng
     return rows[:, :-1], rows[:, 1:]
 
 
-def evaluation_batches(tokens: Tokens, context_length: int, batch_size: int) -> Iterator[Batch]:
+def evaluation_batches(tokens: NDArray[np.integer], context_length: int, batch_size: int) -> Iterator[Batch]:
     """Inputs and targets of all windows in order, shapes (b, T) with b ≤ ``batch_size``, without overlap.
 
     A last window shorter than T comes alone, so that every token but the first is predicted exactly once.

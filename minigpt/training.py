@@ -185,9 +185,10 @@ def next_batch(corpus: Corpus, config: Config, step: int) -> tuple[Tensor, Tenso
     """The inputs and targets of one update, (B, T) each: a pure function of seed and step."""
     length = min(config.model.context_length, len(corpus.train) - 1)
     draw = partial(batch, seed=config.run.seed, step=step, batch_size=config.train.batch_size, context_length=length)
-    inputs, targets = draw(corpus.train)
     if "train" in corpus.targets:
-        targets, _ = draw(corpus.targets["train"])
+        (inputs, _), (targets, _) = (draw(ids, examples=True) for ids in (corpus.train, corpus.targets["train"]))
+    else:
+        inputs, targets = draw(corpus.train)
     return torch.from_numpy(inputs).to(config.run.device), torch.from_numpy(targets).to(config.run.device)
 
 

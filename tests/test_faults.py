@@ -178,7 +178,7 @@ def test_finite_weights_that_overflow_are_told_by_all_that_look(
     arrays = {f"{kind}.{n}": a for kind in ("model", "optimizer") for n, a in saved.tensors(kind).items()}
     arrays[f"model.blocks.0.{name}.weight"][:] = 3e38
     save_checkpoint(saved.path, arrays, {key: v for key, v in saved.metadata.items() if key != "checksum"})
-    parts: list[tuple[object, ...]] = [("ablate",), ("replace", "--all"), ("links", "--stories", 1, "--fresh", 0)]
+    parts: list[tuple[object, ...]] = [("ablate",), ("replace", "--all"), ("links", "--texts", 1, "--fresh", 0)]
     parts += [("heads",), ("sentences", "the boat")] if "attn" in name else []
     for part, *words in parts:
         answer = script(COMPARE, part, run, *words, "--which", "last")

@@ -301,7 +301,7 @@ def run(tiny: Tables) -> Path:
 
 
 def test_the_command_prints_and_gives_json(script: Script, run: Path) -> None:
-    options: list[Any] = ["links", run, "--stories", 2, "--fresh", 1]
+    options: list[Any] = ["links", run, "--texts", 2, "--fresh", 1]
     answer = script(COMPARE, *options)
     assert answer.code == 0 and answer.err.splitlines() == [
         "this model has not been trained on the tales it reads here",
@@ -347,7 +347,7 @@ def test_links_are_found_in_stories_of_which_characters_are_left_out(tiny: Table
     assert nothing.links == () and nothing.tokens.tolist() == [END]
 
     begun(tiny, model={"context_length": 192}, train={"max_steps": 1, "batch_size": 1})
-    words = ("links", Path(tiny["run"]["dir"]) / "tiny", "--stories", 1, "--fresh", 0)
+    words = ("links", Path(tiny["run"]["dir"]) / "tiny", "--texts", 1, "--fresh", 0)
     assert "--unseen skip" in script(COMPARE, *words).err
     answer = script(COMPARE, *words, "--unseen", "skip")
     assert answer.code == 0 and "characters left out: the tokenizer has never seen them" in answer.err
@@ -397,7 +397,7 @@ def saved_maps(folder: Path) -> Path:
 
 def test_mistakes(script: Script, trained: Trained) -> None:
     for words, told in (
-        (["--stories", "0"], "--stories = 0: must be at least 1"),
+        (["--texts", "0"], "--texts = 0: must be at least 1"),
         (["--fresh", "-1"], "--fresh = -1: must be at least 0"),
         ([], "never seen"),
     ):

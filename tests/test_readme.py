@@ -66,7 +66,7 @@ def test_every_command(script: Script, tmp_path: Path, monkeypatch: pytest.Monke
         if "runs/bard" in words and words[0] == "scripts/compare_attention.py":
             words += ["--sequences", "2", "--length", "16"]
         if "links" in words:
-            words += ["--stories", "2"]
+            words += ["--texts", "2"]
         answer = script(ROOT / words[0], *words[1:])
         assert answer.code == 0, f"{line}\n{answer.err}"
         assert answer.out

@@ -14,12 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from minigpt.config import Config
+from minigpt.errors import UserError
 from minigpt.inspection.capture import looking
 from minigpt.inspection.compare import Floats
 from minigpt.inspection.patterns import LINKS, Reference, links_reference
 from minigpt.inspection.words import byte_place, byte_spans, tokens_over
 from minigpt.model import GPT
 from minigpt.tasks.judge import SEED
+from minigpt.tasks.synthetic import PREFIX, examples
 from minigpt.tasks.tales import Story, held_out_stories
 from minigpt.tokenizer import END, Tokenizer
 from minigpt.unseen import as_read
@@ -77,6 +80,27 @@ def linked_story(story: Story, tokenizer: Tokenizer) -> LinkedText:
         for link in story.links
     ]
     return LinkedText(tokens, tuple(TokenLink(kind, word, cause) for kind, word, cause in found if word and cause))
+
+
+def task_texts(config: Config, count: int) -> list[LinkedText]:
+    """Examples of the run's task that no model was trained on, each answer linked to the token that it is read from.
+
+    Raises:
+        UserError: if no token alone fixes an answer of this task.
+    """
+    name = config.data.source.removeprefix(PREFIX)
+    drawn = examples(
+        name, config.task, length=config.model.context_length, count=count, seed=config.run.seed, part="test"
+    )
+    if not (drawn.causes >= 0).any():
+        raise UserError(f"{config.data.source}: no token alone fixes an answer of this task, so it has no links")
+    return [
+        LinkedText(
+            tokens,
+            tuple(TokenLink(name, (row + 1,), (int(causes[row]),)) for row in np.flatnonzero(causes >= 0).tolist()),
+        )
+        for tokens, causes in zip(drawn.tokens, drawn.causes, strict=True)
+    ]
 
 
 def story_starts(tokenizer: Tokenizer, count: int, longest: int) -> list[LinkedText]:

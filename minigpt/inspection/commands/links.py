@@ -2,8 +2,10 @@
 whether it matters.
 
 The text is stories that no model was trained on (minigpt/tasks/tales.py), in
-which earlier words fix later ones. A link is read in the row that predicts the
-later word: the weight on the earlier word's tokens, their sum.
+which earlier words fix later ones; for a run on a task (data.source task:NAME)
+it is examples kept from training, with the token that each answer is read from.
+A link is read in the row that predicts the later word: the weight on the
+earlier word's tokens, their sum.
 
   uniform      if all that the row sees weighed the same
   fresh        the head that moves most in networks with the same shape and
@@ -25,15 +27,19 @@ place.
   compare_attention.py links runs/tales
   compare_attention.py links runs/tales --which 0      before training
   compare_attention.py links runs/tales --all-heads    drop in each single head
+  compare_attention.py links runs/a --seeds runs/b runs/c     of one task, side
+                      by side: as often right, but looking at the same place?
 """
 
 import argparse
 import dataclasses
 import json
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minigpt.console import counted, say
+from minigpt.corpora import is_task
 from minigpt.errors import UserError
 from minigpt.inspection.subject import Subject, add_run_arguments, load_subject
 from minigpt.text_options import add_unseen_option
@@ -41,8 +47,9 @@ from minigpt.unseen import tell_lost
 
 if TYPE_CHECKING:
     from minigpt.inspection.link_table import DropRow, LinkTable, MassRow
+    from minigpt.inspection.links import LinkedText
 
-STORIES, FRESH = 100, 5
+TEXTS, FRESH = 100, 5
 ACROSS = 9  # heads side by side
 
 
@@ -50,31 +57,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this part."""
     add_run_arguments(parser)
     add_unseen_option(parser)
-    parser.add_argument("--stories", type=int, default=STORIES, metavar="N", help=f"stories (default: {STORIES})")
+    parser.add_argument(
+        "--texts", type=int, default=TEXTS, metavar="N", help=f"stories, or examples of a task (default: {TEXTS})"
+    )
     parser.add_argument("--fresh", type=int, default=FRESH, metavar="N", help=f"fresh networks (default: {FRESH})")
     parser.add_argument("--all-heads", action="store_true", help="drop the links in each head, not in the strongest")
+    parser.add_argument(
+        "--seeds", type=Path, nargs="+", metavar="RUN", help="other runs on the same task, shown beside this one"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
 
 
 def run(options: argparse.Namespace) -> int:
     """Read, drop, print."""
-    for name, least in (("stories", 1), ("fresh", 0)):
+    for name, least in (("texts", 1), ("fresh", 0)):
         if getattr(options, name) < least:
             raise UserError(f"--{name} = {getattr(options, name)}: must be at least {least}")
     from minigpt.inspection.link_nulls import fresh_masses
     from minigpt.inspection.link_table import link_table
-    from minigpt.inspection.links import linked_story, windows
-    from minigpt.tasks.judge import SEED
-    from minigpt.tasks.tales import held_out_stories
+    from minigpt.inspection.links import windows
 
     subject = load_subject(options.run, options.which, unseen=options.unseen)
-    if subject.checkpoint.config.data.source != "tales":
-        say("this model has not been trained on the tales it reads here")
-    stories = held_out_stories(SEED, options.stories)
-    texts = [linked_story(story, subject.tokenizer) for story in stories]
-    tell_lost(subject.tokenizer, [story.text for story in stories], say)
-    if not any(text.links for text in texts):
-        raise UserError("nothing is left of the linked words without the characters that the tokenizer has never seen")
+    if options.seeds:
+        return side_by_side(subject, options)
+    texts = linked_texts(subject, options.texts)
     folder = options.run / "attention" if options.run.is_dir() else None
     fresh = fresh_masses(subject, windows(texts, subject.context_length)[0], options.fresh, folder)
     table = link_table(subject.model, texts, fresh=fresh, all_heads=options.all_heads)
@@ -85,9 +91,55 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def linked_texts(subject: Subject, count: int) -> "list[LinkedText]":
+    """Examples of the run's task that were kept from training, or stories."""
+    from minigpt.inspection.links import linked_story, task_texts
+    from minigpt.tasks.judge import SEED
+    from minigpt.tasks.tales import held_out_stories
+
+    config = subject.checkpoint.config
+    if is_task(config.data.source):
+        return task_texts(config, count)
+    if config.data.source != "tales":
+        say("this model has not been trained on the tales it reads here")
+    stories = held_out_stories(SEED, count)
+    texts = [linked_story(story, subject.tokenizer) for story in stories]
+    tell_lost(subject.tokenizer, [story.text for story in stories], say)
+    if not any(text.links for text in texts):
+        raise UserError("nothing is left of the linked words without the characters that the tokenizer has never seen")
+    return texts
+
+
+def side_by_side(subject: Subject, options: argparse.Namespace) -> int:
+    """The run and others on the same task, a line each."""
+    from minigpt.inspection.links import task_texts
+    from minigpt.inspection.seeds import looks, seeds_table
+
+    config = subject.checkpoint.config
+    if not is_task(config.data.source):
+        raise UserError(f"--seeds: {options.run} has not been trained on a task (data.source = {config.data.source})")
+    texts, found = task_texts(config, options.texts), {str(options.run): subject}
+    for run in options.seeds:
+        other = load_subject(run, options.which)
+        theirs = other.checkpoint.config
+        if (theirs.data.source, theirs.task, other.context_length) != (
+            config.data.source, config.task, subject.context_length,
+        ):  # fmt: skip
+            raise UserError(f"--seeds: {run} was trained on another task than {options.run}, or with other options")
+        found[str(run)] = other
+    told = {name: looks(one.model, texts) for name, one in found.items()}
+    if options.json:
+        print(json.dumps({name: dataclasses.asdict(look) for name, look in told.items()}, ensure_ascii=False))
+    else:
+        print(f"{counted(options.texts, 'example')} of {config.data.source} that no run was trained on;")
+        print("mean weight in the rows that have to know the answer:\n")
+        print("\n".join(seeds_table(told)))
+    return 0
+
+
 def as_json(subject: Subject, options: argparse.Namespace, table: "LinkTable") -> dict[str, Any]:
     """All numbers; those that are not there are null."""
-    about = {"run": str(options.run), "step": subject.checkpoint.step, "stories": options.stories}
+    about = {"run": str(options.run), "step": subject.checkpoint.step, "texts": options.texts}
     return about | _nullable(dataclasses.asdict(table))
 
 
@@ -95,7 +147,7 @@ def lines(subject: Subject, options: argparse.Namespace, table: "LinkTable") -> 
     """The tables as text, at most 80 columns wide."""
     return [
         f"{options.run}, step {subject.checkpoint.step}: {counted(table.links, 'link')} in "
-        f"{counted(options.stories, 'story', 'stories')}, read in windows of {subject.context_length}",
+        f"{told_texts(subject, options.texts)}, read in windows of {subject.context_length}",
         *_left_out(table),
         "",
         "weight on the word that fixes the next one, in the row that predicts that:",
@@ -117,6 +169,12 @@ def lines(subject: Subject, options: argparse.Namespace, table: "LinkTable") -> 
         f"{'':<19}{'rows':>6}{'nothing left':>13}{'unmatched':>10}|{'links':>6}{'nothing left':>13}{'unmatched':>10}",
         *map(_left_out_line, table.drops),
     ]
+
+
+def told_texts(subject: Subject, count: int) -> str:
+    """``100 stories``, ``1 example``."""
+    source = subject.checkpoint.config.data.source
+    return counted(count, "example") if is_task(source) else counted(count, "story", "stories")
 
 
 def _left_out(table: "LinkTable") -> list[str]:
