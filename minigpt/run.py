@@ -106,7 +106,7 @@ def run_name(config: Config, config_path: str | Path | None, source_given: bool)
         return name
     if not source_given:
         return safe_name(Path(config_path or DEFAULT_CONFIG).stem)
-    parts = Path(os.path.abspath(config.data.source)).parts[1:]
+    parts = Path(os.path.abspath(config.data.source.removeprefix("task:"))).parts[1:]
     plain = [part for part in parts if not re.search(r"[*?\[\]]", part)]  # a glob is named by its folder
     return safe_name(Path(plain[-1]).stem if plain else "")
 

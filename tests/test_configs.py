@@ -47,7 +47,8 @@ def shipped(name: str) -> Config:
 
 def test_what_is_shipped() -> None:
     assert set(SHIPPED) == {
-        "tales", "tiny", "speedrun_cpu", "shakespeare_char", "shakespeare_bpe", "tutorial", "gpt2", "llama", "gpu_10m",
+        "tales", "task", "tiny", "speedrun_cpu", "shakespeare_char", "shakespeare_bpe", "tutorial", "gpt2", "llama",
+        "gpu_10m",
     }  # fmt: skip
 
 
@@ -71,7 +72,7 @@ def test_one_step_at_batch_one(tiny: Tables, name: str) -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_each_has_a_known_text_and_prompts_it_can_encode(name: str, tmp_path: Path) -> None:
     config = shipped(name)
-    assert config.data.source in {"tales", *known_sources()}
+    assert config.data.source in {"tales", "task:induction", *known_sources()}
     text = "ROMEO:\nO, she doth teach the torches to burn bright!\n" * 9
     (tmp_path / "story.txt").write_text(text, encoding="utf-8")
     values = {"source": str(tmp_path / "story.txt"), "vocab_size": 0, "cache_dir": str(tmp_path / "cache")}

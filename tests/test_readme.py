@@ -56,6 +56,8 @@ def test_every_command(script: Script, tmp_path: Path, monkeypatch: pytest.Monke
             monkeypatch.setattr(Pace, "steps", lambda *_: 2)
             words += ["--model.n-layer", "1", "--model.d-model", "16"]
             words += ["--run.threads", "1", "--data.cache-dir", "cache"]
+        elif "configs/task.toml" in line:
+            words += ["--train.max-steps", "2", "--run.threads", "1", "--task.examples", "200", "--task.held-out", "20"]
         elif words[0] == "scripts/train.py":
             step += 2 if "--resume" in words or step == 0 else 0
             words += ["--train.max-steps", str(step), "--run.threads", "1", "--data.cache-dir", "cache"]
@@ -70,7 +72,9 @@ def test_every_command(script: Script, tmp_path: Path, monkeypatch: pytest.Monke
         answer = script(ROOT / words[0], *words[1:])
         assert answer.code == 0, f"{line}\n{answer.err}"
         assert answer.out
-    assert {path.name for path in Path("runs").iterdir()} == {"tales", "bard", "my-texts", "other"}
+    assert {path.name for path in Path("runs").iterdir()} == {
+        "tales", "bard", "my-texts", "other", "induction", "recall", "lstm", "task-sweep", "curves.png",
+    }  # fmt: skip
 
 
 def test_the_file_map_names_every_module_and_nothing_else() -> None:

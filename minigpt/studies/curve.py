@@ -1,5 +1,6 @@
 """Validation loss against seconds, ours and nanoGPT's, as numbers and as a picture."""
 
+import itertools
 import json
 import math
 import re
@@ -21,7 +22,7 @@ Curve = Sequence[tuple[float, float]]  # (seconds, loss)
 
 OUR_INTERVAL, THEIR_INTERVAL = 25, 100  # steps between validations
 ESTIMATE = re.compile(r"step (\d+): train loss [\d.]+, val loss ([\d.]+)")  # what nanoGPT prints
-COLOURS = ("#08519c", "#d95f02", "#636363")
+COLOURS = ("#08519c", "#d95f02", "#636363", "#1b9e77", "#7570b3", "#e7298a", "#a6761d")
 SIZE, MARGIN, FONT_SIZE = (900, 540), (70, 30, 30, 60), 16  # left, top, right, bottom
 
 
@@ -97,7 +98,7 @@ def draw_curves(curves: Mapping[str, Curve], *, x_label: str, y_label: str) -> I
         draw.text((left - 8, place(x_ends[0], y)[1]), f"{y:.3g}", fill="black", font=font, anchor="rm")
     draw.text((left + (width - left - right) / 2, height - 12), x_label, fill="black", font=font, anchor="mb")
     draw.text((left, top - 8), y_label, fill="black", font=font, anchor="lb")
-    for (name, curve), colour in zip(curves.items(), COLOURS, strict=False):
+    for (name, curve), colour in zip(curves.items(), itertools.cycle(COLOURS), strict=False):
         points = [place(x, y) for x, y in curve]
         draw.line(points, fill=colour, width=3)
         x, y = points[-1]

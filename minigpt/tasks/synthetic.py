@@ -100,9 +100,9 @@ def class_of(tokens: Ids) -> Ids:
 
 def _copy(generator: np.random.Generator, count: int, length: int, options: TaskConfig) -> Examples:
     """END x₁ … xₙ (filler) | y₁ … yₙ: the same again, reversed or sorted."""
-    n = options.length or (length - 2 - options.distance) // 2
+    n = options.length or max(1, (length - 2 - options.distance) // 2)
     used = 2 * n + 2 + options.distance
-    _require(n >= 1 and used <= length, "copy", f"{max(1, n)} symbols and as many answers", used, length)
+    _require("copy", f"{n} symbols and as many answers", used, length)
     unique = options.order == "sorted"
     if unique and n > options.symbols:
         raise UserError(
@@ -133,7 +133,9 @@ def _induction(generator: np.random.Generator, count: int, length: int, options:
     many tokens later.
     """
     n, gap = options.length or max(2, length // 4), options.distance
-    _require(n >= 2 and 1 + max(2 * n, n + gap) <= length, "induction", f"{n} symbols twice", 1 + 2 * n, length)
+    _require("induction", f"{n} symbols twice", 1 + max(2 * n, n + gap), length)
+    if n < 2:
+        raise UserError(f"task.length = {n}: the first symbol that comes again can't be known; give 2 or more")
     if gap and gap < n:
         raise UserError(f"task.distance = {gap}: must be at least task.length = {n}, or 0 to vary")
     if length - 1 - n > options.symbols:
@@ -156,9 +158,9 @@ def _induction(generator: np.random.Generator, count: int, length: int, options:
 
 def _recall(generator: np.random.Generator, count: int, length: int, options: TaskConfig) -> Examples:
     """END k₁ v₁ … kₙ vₙ (filler) | kᵢ vᵢ …: each key is asked once, in another order; its value is known."""
-    n, half = options.length or (length - 2 - options.distance) // 4, options.symbols // 2
+    n, half = options.length or max(1, (length - 2 - options.distance) // 4), options.symbols // 2
     used = 4 * n + 2 + options.distance
-    _require(n >= 1 and used <= length, "recall", f"{max(1, n)} pairs, asked once each", used, length)
+    _require("recall", f"{n} pairs, asked once each", used, length)
     if n > half:
         raise UserError(
             f"task.symbols = {options.symbols}: half of them are keys, which is too few for {n} pairs; "
@@ -180,7 +182,7 @@ def _recall(generator: np.random.Generator, count: int, length: int, options: Ta
 def _brackets(generator: np.random.Generator, count: int, length: int, options: TaskConfig) -> Examples:
     """Round and square brackets that close properly, ``depth`` open at most: which kind closes next is known."""
     used = (length - 1) // 2 * 2
-    _require(used >= 2, "brackets", "one pair", 3, length)
+    _require("brackets", "one pair", 3, length)
     alphabet, rows = _brackets_alphabet(options), np.arange(count)
     opener, closer = (np.array([1 + alphabet.index(c) for c in kinds]) for kinds in (OPENERS, CLOSERS))
     tokens, targets, causes = (np.full((count, length), value) for value in (END, NONE, NONE))
@@ -203,7 +205,6 @@ def _brackets(generator: np.random.Generator, count: int, length: int, options: 
 
 def _parity(generator: np.random.Generator, count: int, length: int, options: TaskConfig) -> Examples:
     """Zeros and ones; after each of them, whether the ones so far are odd: 1, or even: 0. Every bit counts."""
-    _require(length >= 2, "parity", "one bit", 2, length)
     bits = generator.integers(0, 2, (count, length - 1))
     tokens, targets, causes = (np.full((count, length), value) for value in (END, NONE, NONE))
     tokens[:, 1:], targets[:, 1:] = 1 + bits, 1 + np.cumsum(bits, axis=1) % 2
@@ -242,8 +243,8 @@ def _distinct(generator: np.random.Generator, count: int, n: int, symbols: int) 
     return 2 + np.argsort(generator.random((count, symbols)), axis=1)[:, :n]
 
 
-def _require(fits: bool, name: str, what: str, used: int, length: int) -> None:
-    if not fits:
+def _require(name: str, what: str, used: int, length: int) -> None:
+    if used > length:
         raise UserError(
             f"model.context_length = {length}: the task {name} needs {used} tokens for {what}"
             "; give more of them, or a smaller task.length or task.distance"

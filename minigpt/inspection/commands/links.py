@@ -161,7 +161,7 @@ def lines(subject: Subject, options: argparse.Namespace, table: "LinkTable") -> 
         "that word dropped from the row (control: as much from the heaviest others):",
         f"{'':<19}all links {'':<3}| links with a control",
         f"{'':<27}prob.|{'probability of word':>30}{'loss':>14}",
-        f"{'kind':<9}{'heads':<10}{'links':>5}{'drop':>8}|{'links':>6}{'before':>7}{'drop':>8}{'control':>9}"
+        f"{'kind':<10}{'heads':<9}{'links':>5}{'drop':>8}|{'links':>6}{'before':>7}{'drop':>8}{'control':>9}"
         f"{'drop':>8}{'control':>9}",
         *map(_drop_line, table.drops),
         "",
@@ -204,7 +204,7 @@ def _head_lines(table: "LinkTable") -> list[str]:
 def _drop_line(row: "DropRow") -> str:
     first, every = row.first, row.without_control
     return (
-        f"{row.kind:<9}{row.heads:<10}{every.links:>5}{_number(every.probability_drop, 8, '+')}|{first.links:>6}"
+        f"{row.kind:<10}{row.heads:<9}{every.links:>5}{_number(every.probability_drop, 8, '+')}|{first.links:>6}"
         f"{_number(first.probability, 7)}{_number(first.probability_drop, 8, '+')}"
         f"{_number(first.probability_control, 9, '+')}{_number(first.loss_drop, 8, '+')}"
         f"{_number(first.loss_control, 9, '+')}"
@@ -213,7 +213,7 @@ def _drop_line(row: "DropRow") -> str:
 
 def _left_out_line(row: "DropRow") -> str:
     return (
-        f"{row.kind:<9}{row.heads:<10}{row.rows:>6}{row.rows_nothing_left:>13}{row.rows_unmatched:>10}|"
+        f"{row.kind:<10}{row.heads:<9}{row.rows:>6}{row.rows_nothing_left:>13}{row.rows_unmatched:>10}|"
         f"{row.links:>6}{row.nothing_left:>13}{row.unmatched:>10}"
     )
 

@@ -1,0 +1,141 @@
+"""Training on a task: what counts, what is validated, how it is judged, and the links that heads have to find."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Tables
+from running import EVALUATE, ROOT, Script
+from tiny_runs import after, begun, new_run, rows, told
+from torch.nn import functional as F
+
+from minigpt.checkpoint import find_checkpoint
+from minigpt.config import merge, validate
+from minigpt.corpora import corpus_of
+from minigpt.corpus import batch
+from minigpt.inspection.links import task_texts
+from minigpt.launch import resume, start
+from minigpt.training import UNCOUNTED, next_batch, train_step
+
+COMPARE = ROOT / "scripts" / "compare_attention.py"
+TASK = {"symbols": 8, "length": 4, "examples": 512, "held_out": 64}
+
+
+@pytest.fixture
+def task(tiny: Tables) -> Tables:
+    changes = {
+        "data": {"source": "task:copy"},
+        "model": {"context_length": 10, "attention_init": "zero", "tie_embeddings": False},
+        "train": {"batch_size": 32, "max_steps": 20, "eval_tokens": 0},
+        "task": TASK,
+    }
+    return merge(tiny, changes)
+
+
+def test_a_batch_is_whole_examples(task: Tables) -> None:
+    run = new_run(task)
+    seen = set()
+    for step in range(16):  # one epoch
+        inputs, targets = next_batch(run.corpus, run.config, step)
+        assert inputs.shape == targets.shape == (32, 10) and (inputs[:, 0] == 0).all()
+        counted = targets != UNCOUNTED
+        assert (counted == counted[0]).all() and counted[0].nonzero().flatten().tolist() == [5, 6, 7, 8]
+        assert (targets[:, 5:9] == inputs[:, 1:5]).all()
+        seen |= {row.numpy().tobytes() for row in inputs}
+    all_rows = run.corpus.train[:-1].reshape(-1, 10).astype(np.int64)
+    assert seen == {row.tobytes() for row in all_rows}
+
+
+def test_windows_of_a_text_still_begin_anywhere() -> None:
+    tokens = np.arange(100)
+    starts = {int(batch(tokens, seed=1, step=s, batch_size=1, context_length=8)[0][0, 0]) % 8 for s in range(200)}
+    fixed = {
+        int(batch(tokens, seed=1, step=s, batch_size=1, context_length=8, examples=True)[0][0, 0]) for s in range(12)
+    }
+    assert len(starts) > 4 and fixed == set(range(0, 96, 8))
+
+
+def test_the_loss_counts_the_answers_alone(task: Tables) -> None:
+    run = new_run(task)
+    inputs, targets = next_batch(run.corpus, run.config, 0)
+    with torch.no_grad():
+        logits = run.model(inputs)
+    expected = F.cross_entropy(logits[:, 5:9].flatten(0, 1), targets[:, 5:9].flatten())
+    train_step(run)
+    assert run.progress.train_loss == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_a_run_learns_and_is_judged(task: Tables, script: Script) -> None:
+    run = start(merge(task, {"train": {"max_steps": 120, "eval_interval": 60}, "optim": {"adam_lr": 0.02}})).path
+    validated = [row for row in rows(run) if "val_loss" in row]
+    assert validated[-1]["val_accuracy"] > max(0.5, validated[0]["val_accuracy"] - 0.01)
+    found = script(EVALUATE, run, "--json").json
+    assert found["tokens"] == 64 * 4 and found["loss"] == pytest.approx(validated[-1]["val_loss"], rel=1e-4)
+    assert found["accuracy"] == pytest.approx(validated[-1]["val_accuracy"])
+    test = script(EVALUATE, run, "--source", "test")
+    assert test.code == 0 and "right: " in test.out and "256 tokens in windows of 10" in test.out
+
+    links = script(COMPARE, "links", run, "--texts", 5, "--fresh", 1, "--json").json
+    assert links["links"] == 20 and {row["kind"] for row in links["masses"]} == {"copy", "overall"}
+    other = Path(shutil.copytree(run, run.with_name("other")))
+    both = script(COMPARE, "links", run, "--texts", 5, "--seeds", other)
+    assert both.code == 0 and str(run) in both.out and str(other) in both.out
+    table = script(COMPARE, "links", run, "--texts", 5, "--seeds", run, "--json").json
+    assert 0 <= table[str(run)]["right"] <= 1 and 0 < table[str(run)]["mass"] <= 1
+
+
+def test_links_are_read_where_the_answer_is_due(task: Tables) -> None:
+    texts = task_texts(validate(task), 6)
+    for text in texts:
+        assert [(link.word, link.cause) for link in text.links] == [((6 + n,), (1 + n,)) for n in range(4)]
+        assert all(text.tokens[link.word[0]] == text.tokens[link.cause[0]] for link in text.links)
+    parity = merge(task, {"data": {"source": "task:parity"}})
+    assert told(task_texts, validate(parity), 6).startswith("task:parity: no token alone fixes an answer")
+
+
+def test_resumed_bit_for_bit(task: Tables) -> None:
+    whole = begun(task).path
+    half = begun(task, after(10), run={"name": "half"}).path
+    resume(half, {})
+    assert rows(whole)[-1] == rows(half)[-1]
+    one, other = (find_checkpoint(run, "last").tensors("model") for run in (whole, half))
+    assert all(one[name].tobytes() == other[name].tobytes() for name in one)
+    assert "task.symbols: this run has 8, not 9" in told(resume, half, {"task": {"symbols": 9}})
+
+
+def test_another_seed_is_another_corpus(task: Tables) -> None:
+    one, other = (corpus_of(validate(merge(task, {"run": {"seed": seed}}))) for seed in (1, 2))
+    assert one.fingerprint != other.fingerprint and not np.array_equal(one.train, other.train)
+
+
+def test_what_cannot_be_is_told_before_there_is_a_folder(task: Tables) -> None:
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"data": {"source": "task:cpoy"}}, "data.source = task:cpoy: no such task; did you mean copy?"),
+        ({"data": {"tokenizer": "bpe"}}, "data.source = task:copy: the tokens of a task are single characters"),
+        ({"data": {"vocab_size": 300}}, "data.source = task:copy: the tokens of a task are single characters"),
+        ({"task": {"length": 5}}, "model.context_length = 10: the task copy needs 12 tokens"),
+        ({"task": {"lenght": 5}}, "task.lenght: unknown key; did you mean task.length?"),
+        ({"task": {"order": "backwards"}}, "task.order = backwards: must be one of same, reversed, sorted"),
+        ({"train": {"minutes": 1}}, "train.minutes chooses a network for a text"),
+    ]
+    for changes, sentence in bad:
+        tables = merge(task, changes)
+        if "minutes" in changes.get("train", {}):
+            tables["train"].pop("max_steps")
+        assert told(start, tables).startswith(sentence)
+    assert not Path(task["run"]["dir"]).exists()
+
+
+def test_weights_go_on_with_the_same_symbols_alone(task: Tables) -> None:
+    parent = start(merge(task, {"train": {"max_steps": 2}})).path
+    same = {"run": {"name": "next"}, "task": {"order": "reversed"}, "train": {"max_steps": 4}}
+    assert find_checkpoint(start(same, init_from=parent).path, "last").step == 4
+    other = {"run": {"name": "other"}, "task": {"symbols": 9}}
+    assert "trained with other symbols" in told(start, other, init_from=parent)
+
+
+def test_tales_are_a_task_too() -> None:
+    assert validate({"data": {"source": "task:tales"}}).data.source == "tales"
