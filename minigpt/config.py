@@ -188,7 +188,7 @@ class InspectConfig(Section):
 
 
 class TaskConfig(Section):
-    """What the examples of ``data.source = "task:NAME"`` look like; each has ``model.context_length`` tokens."""
+    """Examples of a task (data.source task:NAME), model.context_length tokens each."""
 
     order: Literal["same", "reversed", "sorted"] = Field(default="same", description="copy: what comes out")
     symbols: Annotated[int, Field(ge=2, le=62)] = Field(

@@ -84,12 +84,13 @@ def plan_training(overrides: Tables, *, begun: float, init_from: Path | None = N
         UserError: for what the user can mend.
     """
     parent = find_checkpoint(init_from, "best") if init_from else None
-    asked = 60 * smallest(overrides, parent).train.minutes
+    least = smallest(overrides, parent)
+    asked = 60 * least.train.minutes
     if not asked:
         return None
-    if is_task(initial_config(parent, merge(overrides, {"train": {"minutes": 0}})).data.source):
+    if is_task(least.data.source):
         raise UserError("train.minutes chooses a network for a text; a task takes train.max_steps")
-    if smallest(overrides, parent).model.kind != "gpt":
+    if least.model.kind != "gpt":
         raise UserError("train.minutes chooses a Transformer; a recurrent network takes train.max_steps")
     if "max_steps" in overrides.get("train", {}):
         raise UserError("train.minutes and train.max_steps both say how long to train: give one of them")

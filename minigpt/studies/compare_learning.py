@@ -1,0 +1,215 @@
+"""Rows of the table of recurrent networks against the Transformer that are learned: tasks and texts, equal parameters.
+
+All kinds train with AdamW. The rate of each is the best of a few on ``recall``, and is used in every row.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from minigpt.assembly import assembled
+from minigpt.config import merge
+from minigpt.corpus import evaluation_batches
+from minigpt.errors import UserError
+from minigpt.studies.compare_structure import Extent, Row, shape
+from minigpt.studies.measure import table
+from minigpt.studies.sweep import Mean
+from minigpt.training import Run, evaluate, train_step
+
+RATES = (0.001, 0.003, 0.01)
+PAIRS = 4  # of recall
+SYMBOLS = 8  # of copy
+OPTIM = {"name": "adamw", "beta2": 0.98, "warmup_steps": 20, "weight_decay": 0.0, "schedule": "linear"}
+PLACES = ((0, 8), (8, 32), (32, 128))  # of a window, over which losses are averaged
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What is learned: tables of its text or task and the amount of it."""
+
+    tables: Mapping[str, Any]
+    context_length: int
+    batch_size: int
+    steps: int
+
+
+def task(name: str, context_length: int, steps: int, **options: Any) -> Lesson:
+    """A task whose examples have so many tokens."""
+    tables = {"data": {"source": f"task:{name}", "tokenizer": "char"}, "task": {"examples": 20_000, **options}}
+    return Lesson(tables, context_length, 64, steps)
+
+
+def learned(extent: Extent, lesson: Lesson, kind: str, rate: float, seed: int, steps: int = 0) -> Run:
+    """A network of this kind after so many steps (0: the lesson's own number)."""
+    total = steps or lesson.steps
+    fixed = {
+        "run": {"seed": seed, "device": "cpu", "dtype": "float32", "threads": extent.threads, "name": "compared"},
+        "data": {"cache_dir": extent.cache_dir},
+        "model": shape(kind, context_length=lesson.context_length).model_dump(),
+        "optim": {**OPTIM, "lr": rate},
+        "train": {"batch_size": lesson.batch_size, "max_steps": total},
+    }
+    parts = assembled(merge(lesson.tables, fixed), config_path=None, source_given=False, init_from=None)
+    run = Run(config=parts.config, corpus=parts.corpus, model=parts.model, optimizers=parts.optimizers)
+    begin = time.perf_counter()
+    for _ in range(total):
+        train_step(run)
+    run.progress.seconds = time.perf_counter() - begin
+    extent.advance(f"{kind}, {lesson.tables['data']['source']}")
+    return run
+
+
+def accuracy(run: Run) -> float:
+    """On examples for validation."""
+    corpus = run.corpus
+    return evaluate(
+        run.model, corpus.val, run.config, corpus.tokenizer.byte_lengths, targets=corpus.targets["val"]
+    ).accuracy
+
+
+def best_rates(extent: Extent) -> dict[str, float]:
+    """For each kind the rate that learns ``recall`` best: by accuracy, then by loss."""
+    lesson, found = recall(extent, 8), {}
+    for kind in extent.kinds:
+        tried = {rate: learned(extent, lesson, kind, rate, seed=1) for rate in rates(extent)}
+        found[kind] = min(tried, key=lambda rate: (-accuracy(tried[rate]), tried[rate].progress.train_loss))
+    return found
+
+
+def rates(extent: Extent) -> tuple[float, ...]:
+    """What is tried."""
+    return RATES[1:] if extent.quick else RATES
+
+
+def recall(extent: Extent, distance: int) -> Lesson:
+    """Four pairs, and their keys asked so many tokens later."""
+    context_length = 4 * PAIRS + 2 + distance
+    return task("recall", context_length, 200 if extent.quick else 600, length=PAIRS, distance=distance, symbols=16)
+
+
+def copy(extent: Extent, distance: int) -> Lesson:
+    """Eight symbols, and the same again so many tokens later."""
+    context_length = 2 * SYMBOLS + 2 + distance
+    return task("copy", context_length, 200 if extent.quick else 600, length=SYMBOLS, distance=distance, symbols=16)
+
+
+def distances(extent: Extent) -> tuple[int, ...]:
+    """Tokens between what is to be read and where it is asked."""
+    return (8, 32) if extent.quick else (8, 64, 200)
+
+
+# ── rows ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def long_range(extent: Extent, chosen: Mapping[str, float]) -> Row:
+    """Accuracy on recall and copy against the distance."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, lesson_at in (("recall", recall), ("copy", copy)):
+        for kind in extent.kinds:
+            found[f"{name}, {kind}"] = {
+                str(d): [
+                    accuracy(learned(extent, lesson_at(extent, d), kind, chosen[kind], seed))
+                    for seed in range(1, extent.seeds + 1)
+                ]
+                for d in distances(extent)
+            }
+    rows = [["right, at a distance of", *map(str, distances(extent))]]
+    rows += [[name, *(percent(values) for values in by.values())] for name, by in found.items()]
+    return Row(
+        "long range",
+        table(rows),
+        {"accuracy": found, "rates": dict(chosen)},
+        f"After {recall(extent, 8).steps} steps of 64 examples; more may close a gap. Chance: 1 in 8 and 1 in 16.",
+    )
+
+
+def parity(extent: Extent, chosen: Mapping[str, float]) -> Row:
+    """The task that recurrence wins: every bit counts."""
+    length = 33 if extent.quick else 65
+    lesson = task("parity", length, 300 if extent.quick else 1000)
+    found = {
+        kind: [accuracy(learned(extent, lesson, kind, chosen[kind], seed)) for seed in range(1, extent.seeds + 1)]
+        for kind in extent.kinds
+    }
+    rows = [["", f"right, of {length - 1} bits"], *([kind, percent(values)] for kind, values in found.items())]
+    return Row(
+        "where recurrence wins: parity",
+        table(rows),
+        {"accuracy": found},
+        "One bit of state is all it takes; that an RNN can hold it does not say that training finds it each time.",
+    )
+
+
+def language(extent: Extent, chosen: Mapping[str, float]) -> Row:
+    """Validation loss on texts after equal tokens, and after equal seconds; and by place in the window."""
+    steps = 60 if extent.quick else 400
+    lines, numbers = [], {}
+    for source in dict.fromkeys(["tales", extent.text]):
+        tables = {"data": {"source": source, "tokenizer": "char", "vocab_size": 0}}
+        lesson = Lesson(tables, 128, 16, steps)
+        try:
+            equal = {kind: learned(extent, lesson, kind, chosen[kind], seed=1) for kind in extent.kinds}
+        except UserError as error:
+            lines += [f"{source}: left out ({error})"]
+            continue
+        quickest = min(run.progress.seconds for run in equal.values())
+        slower = {kind: max(1, round(steps * quickest / run.progress.seconds)) for kind, run in equal.items()}
+        timed = {kind: learned(extent, lesson, kind, chosen[kind], 1, slower[kind]) for kind in extent.kinds}
+        places = [f"{first}-{end}" for first, end in PLACES]
+        rows = [[source, f"{steps * 2048:,} tokens", f"{quickest:.0f} s", *places]]
+        for kind, run in equal.items():
+            losses = [whole_loss(run), whole_loss(timed[kind]), *loss_by_place(run)]
+            rows.append([kind, *(f"{loss:.3f}" for loss in losses)])
+            names = ("equal_tokens", "equal_seconds", *places)
+            numbers[f"{source}, {kind}"] = dict(zip(names, losses, strict=True))
+        lines += table(rows)
+    return Row(
+        "language: validation loss after equal tokens, after equal seconds, by place",
+        lines,
+        numbers,
+        "Small networks, one seed, short trainings by characters: which is ahead here need not be so at another size.",
+    )
+
+
+def whole_loss(run: Run) -> float:
+    """On the validation part, 100,000 tokens of it at most."""
+    return evaluate(run.model, run.corpus.val[:100_001], run.config, run.corpus.tokenizer.byte_lengths).loss
+
+
+@torch.inference_mode()
+def loss_by_place(run: Run) -> list[float]:
+    """Mean loss over the places of PLACES, in windows of the validation part."""
+    run.model.eval()
+    losses = []
+    for inputs, targets in evaluation_batches(run.corpus.val[:50_001], 128, 64):
+        if inputs.shape[1] == 128:
+            logits_BTV = run.model(torch.from_numpy(inputs))
+            losses.append(
+                F.cross_entropy(logits_BTV.transpose(1, 2), torch.from_numpy(targets), reduction="none").numpy()
+            )
+    by_place = np.concatenate(losses).mean(axis=0)
+    return [float(by_place[a:b].mean()) for a, b in PLACES]
+
+
+def percent(values: Sequence[float]) -> str:
+    """``97.2 % ± 0.4``."""
+    mean = Mean.of(values)
+    return f"{100 * mean.mean:.1f} %" + ("" if math.isnan(mean.error) else f" ± {100 * mean.error:.1f}")
+
+
+def trainings(extent: Extent, rows: Sequence[str]) -> int:
+    """How many networks the rows train."""
+    kinds = len(extent.kinds)
+    counts = {
+        "long-range": 2 * kinds * len(distances(extent)) * extent.seeds,
+        "parity": kinds * extent.seeds,
+        "language": 4 * kinds,
+    }
+    learning = [counts[row] for row in rows if row in counts]
+    return sum(learning) + (kinds * len(rates(extent)) if learning else 0)

@@ -1,0 +1,117 @@
+"""Recurrent networks against the Transformer: the table that courses end with,
+measured. Networks of the same number of parameters, the same data.
+
+  python scripts/compare_recurrent.py --quick      a few minutes
+  python scripts/compare_recurrent.py              most of an hour on two cores
+  python scripts/compare_recurrent.py --rows steps gradients position
+
+Rows: steps, operations, parallelism, generation, long-range, gradients,
+position, parity, language. Each tells what it can't say.
+"""
+
+from minigpt.signals import quiet_interrupts
+
+if __name__ == "__main__":
+    quiet_interrupts()  # before the imports below, which take their time
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from minigpt.cli import parse_options, run_script
+from minigpt.config import nearest
+from minigpt.console import wrapped
+from minigpt.errors import UserError
+from minigpt.files import write_whole
+
+STRUCTURE = ("steps", "operations", "parallelism", "generation", "gradients", "position")
+LEARNING = ("long-range", "parity", "language")
+ROWS = ("steps", "operations", "parallelism", "generation", "long-range", "gradients", "position", "parity", "language")
+KINDS = ("gpt", "rnn", "lstm", "gru")
+WIDTH = 80
+
+
+def main() -> int:
+    options = parse_options(make_parser())
+    rows = chosen("--rows", options.rows, ROWS)
+    kinds = chosen("--kinds", options.kinds, KINDS)
+    if options.seeds < 1:
+        raise UserError(f"--seeds {options.seeds}: must be at least 1")
+    if options.json and not options.json.absolute().parent.is_dir():
+        raise UserError(f"--json {options.json}: there is no folder {options.json.parent}")
+    from tqdm import tqdm
+
+    from minigpt.config import validate
+    from minigpt.machine import choose_threads, prepare_machine
+    from minigpt.studies import compare_learning, compare_structure
+
+    threads = choose_threads(options.threads)
+    prepare_machine(validate({"run": {"device": "cpu", "dtype": "float32", "threads": threads}}))
+    with tqdm(file=sys.stderr, unit="training", leave=False, disable=None, dynamic_ncols=True) as bar:
+
+        def advance(what: str) -> None:
+            bar.set_postfix_str(what)
+            bar.update()
+
+        extent = compare_structure.Extent(
+            kinds=kinds,
+            quick=options.quick,
+            seeds=1 if options.quick else options.seeds,
+            text=options.text,
+            cache_dir=options.cache_dir,
+            threads=threads,
+            advance=advance,
+        )
+        bar.total = compare_learning.trainings(extent, rows)
+        rates = compare_learning.best_rates(extent) if set(rows) & set(LEARNING) else {}
+        found = {}
+        for row in rows:
+            bar.set_description(row)
+            name = row.replace("-", "_")
+            if row in LEARNING:
+                found[row] = getattr(compare_learning, name)(extent, rates)
+            else:
+                found[row] = getattr(compare_structure, name)(extent)
+            with bar.external_write_mode(file=sys.stdout):
+                print(f"{found[row].title}\n")
+                print("\n".join(f"  {line}" for line in found[row].lines))
+                print(
+                    "\n".join(["", *(f"  {line}" for line in wrapped(found[row].limits, WIDTH - 2).splitlines()), ""])
+                )
+    if options.json:
+        numbers = {"kinds": kinds, "threads": threads, "rates": rates, "quick": options.quick}
+        numbers |= {"rows": {name: row.numbers for name, row in found.items()}}
+        write_whole(options.json, json.dumps(numbers, ensure_ascii=False, indent=1).encode("utf-8"))
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--quick", action="store_true", help="shorter trainings, one seed, fewer lengths")
+    parser.add_argument("--rows", nargs="+", default=ROWS, metavar="ROW", help="these rows alone")
+    parser.add_argument("--kinds", nargs="+", default=("gpt", "lstm"), metavar="KIND", help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="trainings of each accuracy (default: 3)")
+    parser.add_argument("--text", default="tinyshakespeare", metavar="SOURCE", help="second text of the row language")
+    parser.add_argument("--cache-dir", default="auto", metavar="DIR", help="folder for token files and downloads")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="CPU threads (default: all cores)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="all numbers, into a file")
+    return parser
+
+
+def chosen(option: str, words: list[str] | tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
+    """The words, each once, in the order of those known.
+
+    Raises:
+        UserError: for one that there is not, with the nearest.
+    """
+    for word in words:
+        if word not in known:
+            raise UserError(f"{option} {word}: there is none{nearest(word, known)}; known are {', '.join(known)}")
+    return tuple(name for name in known if name in words)
+
+
+if __name__ == "__main__":
+    run_script(main)
