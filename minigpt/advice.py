@@ -19,6 +19,7 @@ RISEN = 1.05  # times the lowest validation loss: more than noise
 OVERFITTED = 1.01  # at the end, times the lowest validation loss
 FALLING = 0.999  # the last validation loss times this and less: from one to the next
 MEMORY = 0.95  # of the smoothed training loss, which then spans about 20 rows
+LEARNED = 0.01  # a loss below which nothing is left to be said
 DIVERGED = 1.3  # times the lowest smoothed training loss
 
 
@@ -78,6 +79,8 @@ class Adviser:
         if len(self._validations) < 2:
             return ""
         before, loss = self._validations[-3:][0], self._validations[-1]
+        if loss < LEARNED:
+            return ""
         if loss > OVERFITTED * self._best:
             return (
                 f"overfitting since step {self._best_step}, whose checkpoint is the best ({self._best:.3f}; {loss:.3f} "

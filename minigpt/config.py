@@ -64,7 +64,8 @@ class DataConfig(Section):
         default="tales", description="tales, a name in data/sources.toml, a file, a folder, a glob, or task:NAME"
     )
     tokenizer: str = Field(
-        default="bpe", description="char, bpe, byte, or a tiktoken encoding (gpt2, cl100k_base, ...)"
+        default="bpe",
+        description="char (the one for tasks), bpe, byte, or a tiktoken encoding (gpt2, cl100k_base, ...)",
     )
     vocab_size: CountOrAuto = Field(default=0, description="ids in all; 0: every character / chosen by text size")
     val_fraction: Fraction = Field(default=0.1, description="part held back for validation")
@@ -94,7 +95,7 @@ class ModelConfig(Section):
     d_model: Count = Field(default=128, description="width of the residual stream")
     d_ff: CountOrAuto = Field(default=0, description="width inside the feed-forward; 0: 4 x d_model (swiglu: 8/3)")
     context_length: Annotated[int, Field(ge=2, le=2**20)] = Field(
-        default=128, description="tokens the model sees at most"
+        default=128, description="tokens in a window; a Transformer sees no more"
     )
     position: Literal["rotary", "sinusoidal", "learned", "none"] = Field(
         default="rotary", description="how order is told"
@@ -135,7 +136,8 @@ class OptimConfig(Section):
     """How weights move."""
 
     name: Literal["muon", "adamw"] = Field(
-        default="muon", description="muon for block matrices (adamw for the rest), or adamw"
+        default="muon",
+        description="muon for block matrices (adamw for the rest), or adamw (the one for recurrent networks)",
     )
     lr: Rate = Field(default=0.03, description="peak learning rate: muon's, or adamw's for everything")
     adam_lr: Rate = Field(default=0.006, description="with muon: peak rate of embeddings, head and vectors")

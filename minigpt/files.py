@@ -32,6 +32,18 @@ def write_whole(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def check_writable(option: str, path: Path) -> None:
+    """Better told now than after some minutes of work.
+
+    Raises:
+        UserError: naming the option, if the file can't be written.
+    """
+    try:
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise UserError(f"{option} {path}: can't be written ({error.strerror or error}); name another file") from None
+
+
 def move_aside(path: Path) -> None:
     """Rename a file or folder to the first free of ``NAME.old-1``, ``NAME.old-2``, ...
 

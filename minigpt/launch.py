@@ -24,7 +24,6 @@ from minigpt.checkpoint import (
     save_checkpoint,
 )
 from minigpt.config import Config, differences, to_toml
-from minigpt.console import say
 from minigpt.distributed import ALONE, World, joined
 from minigpt.errors import TrainingStopped, UserError
 from minigpt.inspection.film import probe_of
@@ -121,7 +120,6 @@ def planned(overrides: Mapping[str, Any], *, begun: float | None, init_from: Pat
         return None
     if world.size > 1:
         raise UserError("train.minutes plans for one process; start one to see its plan, and give that to torchrun")
-    say("choosing a network and timing a few steps of it ...")
     return plan_training(dict(overrides), begun=time.monotonic() if begun is None else begun, init_from=init_from)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from minigpt.assembly import initial_config
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.config import Config, DataConfig, merge, validate
+from minigpt.console import say
 from minigpt.corpora import is_task
 from minigpt.corpus import Corpus, cache_folder, open_corpus
 from minigpt.errors import UserError
@@ -94,6 +95,7 @@ def plan_training(overrides: Tables, *, begun: float, init_from: Path | None = N
         raise UserError("train.minutes chooses a Transformer; a recurrent network takes train.max_steps")
     if "max_steps" in overrides.get("train", {}):
         raise UserError("train.minutes and train.max_steps both say how long to train: give one of them")
+    say("choosing a network and timing a few steps of it ...")
     tables: Tables = merge(overrides, {"train": {"minutes": 0}})
     if not parent:
         tables = merge({"model": MODERN, "data": chosen_tokenizer(tables)}, tables)

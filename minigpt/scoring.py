@@ -17,7 +17,7 @@ class Evaluation:
     loss: float
     n_token: int
     n_byte: int
-    accuracy: float = math.nan  # part of the predictions that is right, where that was asked
+    accuracy: float = math.nan  # part of the predictions that is right; NaN: not looked at
 
     @property
     def perplexity(self) -> float:
@@ -49,16 +49,18 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class TokenScores:
-    """For each predicted token: ln p of it, and its place among all by probability (1 = the likeliest)."""
+    """For each predicted token: ln p of it, its place among all by probability (1 = the likeliest), and whether it is
+    what the model would say: of equally likely ones the first."""
 
     log_probability: Array
     rank: Array
+    right: Array
 
     def evaluation(self, predicted: Array, byte_lengths: Array) -> Evaluation:
         """The mean, given the predicted ids (N,) and the bytes (V,) that each id stands for."""
         n_byte = int(byte_lengths[predicted].sum())
-        right = float((self.rank == 1).mean())
-        return Evaluation(float(-self.log_probability.mean()), len(self.log_probability), n_byte, right)
+        loss = float(-self.log_probability.mean())
+        return Evaluation(loss, len(self.log_probability), n_byte, float(self.right.mean()))
 
 
 def score(reader: Reader, tokens: Array, targets: Array | None = None) -> TokenScores:
@@ -70,7 +72,7 @@ def score(reader: Reader, tokens: Array, targets: Array | None = None) -> TokenS
     answers = tokens[1:] if targets is None else targets[:-1]
     parts = [_score_window(logits, expected) for logits, expected in _windows(reader, tokens[:-1], answers)]
     return TokenScores(
-        np.concatenate([part.log_probability for part in parts]), np.concatenate([part.rank for part in parts])
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("log_probability", "rank", "right"))
     )
 
 
@@ -87,4 +89,4 @@ def _score_window(logits: Array, targets: Array) -> TokenScores:
     scores -= scores.max(axis=-1, keepdims=True)
     chosen = np.take_along_axis(scores, targets[:, None], axis=-1)
     log_sum = np.log(np.exp(scores).sum(axis=-1))
-    return TokenScores(chosen[:, 0] - log_sum, (scores > chosen).sum(axis=-1) + 1)
+    return TokenScores(chosen[:, 0] - log_sum, (scores > chosen).sum(axis=-1) + 1, scores.argmax(axis=-1) == targets)

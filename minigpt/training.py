@@ -251,7 +251,10 @@ def validation_row(run: Run) -> dict[str, float]:
     progress, tokens, targets = run.progress, run.corpus.val, run.corpus.targets.get("val")
     if len(tokens) < 2:
         return {}
-    most = (run.config.train.eval_tokens or len(tokens)) + 1
+    most = run.config.train.eval_tokens or len(tokens)
+    if targets is not None:  # whole examples: the first tokens of one may have nothing to answer
+        most = math.ceil(most / run.config.model.context_length) * run.config.model.context_length
+    most += 1
     result = evaluate(
         run.model,
         tokens[:most],

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,6 +20,7 @@ from minigpt.tracking import Tracker
 from minigpt.training import Observer
 
 SAMPLE_TOKENS = 120
+EXAMPLES = 2  # of a task, that are shown
 WIDTH = 78  # columns of the console that a sample takes
 
 
@@ -35,7 +37,10 @@ def what_is_trained(parts: Parts, path: Path) -> list[str]:
         f"context {shape.context_length}: {model.n_parameter:,} parameters"
         + (f", dropout {shape.dropout:g}" if shape.dropout else ""),
         f"text {config.data.source}: {len(corpus.train):,} tokens to train on, "
-        f"{max(0, checked):,} of {len(corpus.val):,} to validate on",
+        f"{max(0, checked):,} of {len(corpus.val):,} to validate on"
+        if not corpus.targets
+        else f"{config.data.source}: {counted(config.task.examples, 'example')} to train on, "
+        f"{config.task.held_out:,} to validate on with {counted((corpus.targets['val'] >= 0).sum(), 'answer')}",
         f"tokens: {corpus.tokenizer.name}, a vocabulary of {corpus.tokenizer.vocab_size:,}",
         f"{counted(settings.max_steps, 'step')} of {settings.batch_size} x {shape.context_length} tokens "
         f"({amount_of_text(epochs)}), {config.run.device}, {config.run.dtype}, threads {config.run.threads}",
@@ -56,11 +61,29 @@ def sampler(parts: Parts, tracker: Tracker) -> Observer:
     def look(step: int, model: nn.Module) -> None:
         if step == 0:
             return
-        text = sample_text(model, parts.corpus.tokenizer, parts.config)
+        if parts.corpus.targets:
+            text, does = answers_text(model, parts), "answers"
+        else:
+            text, does = sample_text(model, parts.corpus.tokenizer, parts.config), "writes"
         tracker.text("sample", text, step)
-        tracker.say(f"\n── step {step} writes ──\n{wrapped(visible(text).strip(), WIDTH)}\n")
+        tracker.say(f"\n── step {step} {does} ──\n{wrapped(visible(text).strip(), WIDTH)}\n")
 
     return Observer(parts.config.train.sample_interval, look)
+
+
+@torch.inference_mode()
+def answers_text(model: nn.Module, parts: Parts) -> str:
+    """A few of a task's examples for validation, as lines: what is read, what is answered, what is right."""
+    length, corpus = parts.config.model.context_length, parts.corpus
+    shown = min(EXAMPLES, len(corpus.val) // length)
+    tokens, targets = (ids[: shown * length].reshape(shown, length) for ids in (corpus.val, corpus.targets["val"]))
+    tokens_BT = torch.from_numpy(tokens.astype(np.int64)).to(parts.config.run.device)
+    answers = model(tokens_BT).argmax(dim=-1).cpu().numpy()
+    decode = corpus.tokenizer.decode
+    return "\n".join(
+        f"{decode(row[1:])}  answers {decode(said[asked >= 0])}, right is {decode(asked[asked >= 0])}"
+        for row, said, asked in zip(tokens, answers, targets, strict=True)
+    )
 
 
 def sample_text(model: nn.Module, tokenizer: Tokenizer, config: Config) -> str:

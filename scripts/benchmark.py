@@ -28,6 +28,7 @@ from pathlib import Path
 
 from minigpt.cli import parse_options, run_script
 from minigpt.errors import UserError
+from minigpt.files import check_writable
 from minigpt.studies.measure import OthersWatch, Report, machine_facts, share_now, verdict
 from minigpt.threads import core_count
 
@@ -145,14 +146,6 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
     return number
-
-
-def check_writable(option: str, path: Path) -> None:
-    """Better told now than after some minutes of measuring."""
-    try:
-        path.open("a", encoding="utf-8").close()
-    except OSError as error:
-        raise UserError(f"{option} {path}: can't be written ({error.strerror or error}); name another file") from None
 
 
 if __name__ == "__main__":

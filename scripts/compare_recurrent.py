@@ -23,7 +23,7 @@ from minigpt.cli import parse_options, run_script
 from minigpt.config import nearest
 from minigpt.console import wrapped
 from minigpt.errors import UserError
-from minigpt.files import write_whole
+from minigpt.files import check_writable, write_whole
 
 STRUCTURE = ("steps", "operations", "parallelism", "generation", "gradients", "position")
 LEARNING = ("long-range", "parity", "language")
@@ -38,8 +38,8 @@ def main() -> int:
     kinds = chosen("--kinds", options.kinds, KINDS)
     if options.seeds < 1:
         raise UserError(f"--seeds {options.seeds}: must be at least 1")
-    if options.json and not options.json.absolute().parent.is_dir():
-        raise UserError(f"--json {options.json}: there is no folder {options.json.parent}")
+    if options.json:
+        check_writable("--json", options.json)
     from tqdm import tqdm
 
     from minigpt.config import validate

@@ -9,8 +9,9 @@ byte; token by token on request.
   python scripts/evaluate.py runs/bard --verify 200    replay: the same bits?
 
 A run on the embedded stories also tells how often the words that the story
-determines are found. All but --verify runs in NumPy. The first token of a text
-is not predicted.
+determines are found; one on a task, how many of its answers are right. All but
+--verify and recurrent networks runs in NumPy. The first token of a text is not
+predicted.
 """
 
 from minigpt.signals import quiet_interrupts

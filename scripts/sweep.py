@@ -21,15 +21,15 @@ import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from minigpt.cli import add_config_options, config_overrides, parse_options, run_script
-from minigpt.config import DEFAULT_CONFIG, merge, read_toml
+from minigpt.config import DEFAULT_CONFIG, merge, read_toml, validate
 from minigpt.console import say
 from minigpt.errors import UserError
-from minigpt.files import safe_name, write_whole
+from minigpt.files import check_writable, safe_name, write_whole
 from minigpt.studies import sweep
 from minigpt.studies.measure import table
-from minigpt.studies.sweep import Result
 
 
 def main() -> int:
@@ -38,9 +38,13 @@ def main() -> int:
         raise UserError("--runs compares runs that there are: leave out the TOML file and --grid")
     if options.seeds < 1:
         raise UserError(f"--seeds {options.seeds}: must be at least 1")
+    if options.runs and options.seeds > 1:
+        raise UserError("--runs trains nothing: leave out --seeds")
+    if options.picture and options.picture.suffix.lower() != ".png":
+        raise UserError(f"--picture {options.picture}: the name must end in .png")
     for option, path in (("--csv", options.csv), ("--picture", options.picture)):
-        if path and not path.absolute().parent.is_dir():
-            raise UserError(f"{option} {path}: there is no folder {path.parent}")
+        if path:
+            check_writable(option, path)
     return compare(options) if options.runs else train(options)
 
 
@@ -61,59 +65,59 @@ def make_parser() -> argparse.ArgumentParser:
 
 def train(options: argparse.Namespace) -> int:
     """The grid."""
-    overrides = config_overrides(options)
-    run = overrides.pop("run", {})
-    name = run.pop("name", "") or f"{(options.config or DEFAULT_CONFIG).stem}-sweep"
-    folder = Path(run.pop("dir", "runs")) / safe_name(name)
-    common = merge(merge(read_toml(options.config or DEFAULT_CONFIG), overrides), {"run": run})
-    todo = sweep.cells(options.grid, options.seeds, int(run.pop("seed", "1")))
+    file = options.config or DEFAULT_CONFIG
+    common = merge(read_toml(file), config_overrides(options))
+    run = validate({"run": common.get("run", {})}).run
+    folder = Path(run.dir) / safe_name(run.name or f"{file.stem}-sweep")
+    todo = sweep.cells(options.grid, options.seeds, run.seed)
     with StopSignal() as stop:
         found = sweep.run_cells(todo, common, folder, config_path=options.config, stop=stop, say=say)
-    results = [result for _, result in found]
-    if results:
-        show(options, results, sweep.sweep_table(found))
+    if found:
+        plain = [sweep.as_plain(result, cell) for cell, result in found]
+        show(options, plain, sweep.sweep_table(found))
     if stop():
-        say(f"interrupted: {len(results)} of {len(todo)} runs in {folder} are done; the same command goes on")
-    return stop.exit_code or int(any(result.failed for result in results))
+        say(f"interrupted: {len(found)} of {len(todo)} runs in {folder} are done; the same command goes on")
+    return stop.exit_code or int(any(result.failed for _, result in found))
 
 
 def compare(options: argparse.Namespace) -> int:
     """Runs that there are."""
     if given := config_overrides(options):
-        raise UserError(f"--{next(iter(given))}: --runs trains nothing, leave out the options of train.py")
-    runs = [path for path in options.runs if path.is_dir() and (path / "checkpoints").is_dir()]
-    for path in options.runs:
+        table_name, keys = next(iter(given.items()))
+        raise UserError(f"--{table_name}.{next(iter(keys))}: --runs trains nothing, leave out the options of train.py")
+    asked = dict.fromkeys(options.runs)  # each once
+    runs = [path for path in asked if path.is_dir() and (path / "checkpoints").is_dir()]
+    for path in asked:
         if path not in runs:
             say(f"{path}: not a run's folder, passed over")
     if not runs:
         raise UserError("--runs: none of these is a run's folder")
     results = [sweep.result_of(run) for run in runs]
-    show(options, results, sweep.runs_table(results))
-    if not options.json:
-        print("\n".join(sweep.different_settings(runs)))
+    show(options, list(map(sweep.as_plain, results)), sweep.runs_table(results))
+    if not options.json and (lines := sweep.different_settings(runs)):
+        print("\n".join(lines))
     return 0
 
 
-def show(options: argparse.Namespace, results: Sequence[Result], rows: list[list[str]]) -> None:
-    """The table, and the files asked for."""
-    plain = [sweep.as_plain(result) for result in results]
+def show(options: argparse.Namespace, plain: Sequence[dict[str, Any]], rows: list[list[str]]) -> None:
+    """The table, and the files asked for; ``plain`` has a dictionary a run."""
     print(json.dumps({"runs": plain}, ensure_ascii=False) if options.json else "\n".join(table(rows)))
     if options.csv:
-        try:
-            with options.csv.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, list(plain[0]))
-                writer.writeheader()
-                writer.writerows(plain)
-        except OSError as error:
-            raise UserError(f"--csv {options.csv}: can't be written ({error.strerror or error})") from None
+        with options.csv.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(plain[0]))
+            writer.writeheader()
+            writer.writerows(plain)
     if options.picture:
         from io import BytesIO
 
         from minigpt.studies.curve import draw_curves
 
-        curves = sweep.curves({Path(result.run).name: Path(result.run) for result in results})
+        runs = [Path(result["run"]) for result in plain]
+        short = len({run.name for run in runs}) == len(runs)
+        curves = sweep.curves({run.name if short else str(run): run for run in runs})
         if not curves:
-            raise UserError("--picture: none of the runs was validated")
+            say(f"--picture {options.picture}: nothing to draw, none of the runs was validated")
+            return
         content = BytesIO()
         draw_curves(curves, x_label="step", y_label="validation loss").save(content, format="PNG")
         write_whole(options.picture, content.getvalue())

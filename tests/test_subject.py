@@ -27,7 +27,7 @@ def read(subject: Subject, *words: str) -> np.ndarray:
     options = parse_options(parser, ["run", *words])
     if options.unseen:
         subject = load_subject(subject.checkpoint.path, unseen=options.unseen)
-    return sequences(subject, options)
+    return sequences(subject, options).tokens
 
 
 def test_windows_are_spread_evenly_over_a_part(subject: Subject, tmp_path: Path) -> None:

@@ -40,19 +40,29 @@ def test_cells() -> None:
         assert told(cells, [word], 1).startswith(f"--grid {word}: must be a key and its values")
     assert "is set twice" in told(cells, ["optim.lr=1", "optim.lr=2"], 1)
     assert "by the sweep itself" in told(cells, ["run.seed=1,2"], 1)
+    assert "by the sweep itself" in told(cells, ["run.overwrite=true"], 1)
+
+
+def test_no_two_cells_have_one_name() -> None:
+    long = [f"optim.{key}=0.125" for key in ("lr", "adam_lr", "beta1", "beta2", "eps", "momentum", "weight_decay")]
+    found = cells([*long, "optim.min_lr_fraction=0.01,0.02"], 2)
+    assert len({cell.name for cell in found}) == 4 and all(len(cell.name) < 100 for cell in found)
+    found = cells(["data.source=x/a.txt,x_a.txt"], 1)
+    assert len({cell.name for cell in found}) == 2 and all("/" not in cell.name for cell in found)
 
 
 def test_means() -> None:
     mean = Mean.of([1.0, 2.0, 4.0])
     assert mean.mean == pytest.approx(7 / 3) and mean.error == pytest.approx(math.sqrt(7 / 3) / math.sqrt(3))
     assert str(mean) == "2.3333 ± 0.8819" and str(Mean.of([0.5])) == "0.5000"
+    assert str(Mean.of([0.5, math.nan])) == "nan"
 
 
 def test_a_sweep_trains_skips_and_compares(script: Script, options: list[Any], tmp_path: Path) -> None:
     grid = ["--grid", "optim.lr=0.01,0.03", "--grid", "model.kind=gpt", "--seeds", "2"]
     first = script(SWEEP, *options, *grid)
     assert first.code == 0, first.err
-    assert [line.split()[0] for line in first.err.splitlines()] == ["1/4", "2/4", "3/4", "4/4"]
+    assert [line.split()[0] for line in first.err.splitlines()] == [f"{n}/4" for n in (1, 1, 2, 2, 3, 3, 4, 4)]
     head, *lines = first.out.splitlines()
     assert head.split() == ["lr", "kind", "seeds", "parameters", "loss", "bits/byte", "seconds"]
     losses = [float(line.split("±")[0].split()[-1]) for line in lines]
@@ -71,6 +81,14 @@ def test_a_sweep_trains_skips_and_compares(script: Script, options: list[Any], t
     with table.open(encoding="utf-8", newline="") as file:
         written = list(csv.DictReader(file))
     assert [row["run"] for row in written] == list(map(str, runs)) and float(written[0]["loss"]) > 0
+    assert [(row["optim.lr"], row["seed"]) for row in written] == [
+        ("0.01", "1"),
+        ("0.01", "2"),
+        ("0.03", "1"),
+        ("0.03", "2"),
+    ]
+    assert again.json["runs"][3]["optim.lr"] == "0.03" and again.json["runs"][3]["failed"] is None
+    assert "is trained" not in again.err
     with Image.open(picture) as drawn:
         assert drawn.size == (900, 540)
 
@@ -110,7 +128,13 @@ def test_what_was_interrupted_is_gone_on_with(tiny: Tables, tmp_path: Path) -> N
         (["--grid", "model.kind=gpt,lstm"], "kind-lstm_seed-1: optim.name = muon: "),
         (["--seeds", "0"], "--seeds 0: must be at least 1"),
         (["--runs", "."], "--runs compares runs that there are: leave out the TOML file"),
-        (["--csv", "no/such/file.csv"], "--csv no/such/file.csv: there is no folder no/such"),
+        (["--csv", "no/such/file.csv"], "--csv no/such/file.csv: can't be written"),
+        (["--csv", "."], "--csv .: can't be written"),
+        (["--picture", "a.jpg"], "--picture a.jpg: the name must end in .png"),
+        (["--run.seed", "x"], "run.seed = x: must be a whole number"),
+        (["--grid", "optim.lr=0.01,0.010"], "lr-0.010_seed-1: is lr-0.01_seed-1 once more"),
+        (["--grid", "data.source=task:copy,task:foo"], "source-task_copy"),
+        (["--train.minutes", "1"], "seed-1: train.minutes chooses a network for each run"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_trained(
@@ -121,7 +145,22 @@ def test_mistakes_are_told_before_anything_is_trained(
     assert not (tmp_path / "runs").exists()
 
 
+def test_the_file_s_own_run_table_counts(script: Script, tiny: Tables, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f"[run]\nseed = 7\ndir = '{tmp_path}/elsewhere'\n", encoding="utf-8")
+    words = as_options({**tiny, "run": {"threads": 1}, "train": {"max_steps": 2}})
+    assert script(SWEEP, file, *words).code == 0
+    assert [run.name for run in (tmp_path / "elsewhere" / "mine-sweep").iterdir()] == ["seed-7"]
+
+
+def test_runs_that_were_never_validated_have_a_table(script: Script, options: list[Any], tmp_path: Path) -> None:
+    picture = tmp_path / "n.png"
+    answer = script(SWEEP, *options, "--data.val-fraction", "0", "--seeds", "2", "--picture", picture)
+    assert answer.code == 0 and "nan" in answer.out and "nothing to draw" in answer.err
+
+
 def test_a_training_that_stops_itself_is_a_row(script: Script, options: list[Any]) -> None:
     answer = script(SWEEP, *options, "--grid", "optim.lr=0.01,1e30", "--optim.grad-clip", "0")
     assert answer.code == 1, answer.err
     assert "stopped: step " in answer.err and "(1 stopped)" in answer.out
+    assert answer.out.splitlines()[1].split()[0] == "0.01", "what is no number comes last"

@@ -140,4 +140,4 @@ def test_a_task_with_two_examples_leaves_some_part_empty() -> None:
     there = {part for part in ("val", "test") if (class_of(np.array([[0, 1], [0, 2]])) == HELD_OUT[part]).any()}
     (empty, *_) = {"val", "test"} - there
     said = told(drawn, "parity", part=empty, tokens=2)
-    assert said.startswith("data.source = task:parity: has too few different examples of 2 tokens to hold some back")
+    assert said.startswith("data.source = task:parity: there are too few different examples of 2 tokens")

@@ -78,6 +78,13 @@ def test_a_run_learns_and_is_judged(task: Tables, script: Script) -> None:
     test = script(EVALUATE, run, "--source", "test")
     assert test.code == 0 and "right: " in test.out and "256 tokens in windows of 10" in test.out
 
+    untrained = script(EVALUATE, run, "--which", 0, "--json").json
+    assert untrained["accuracy"] < 0.3, "of equal logits one is the answer, not all"
+    ablated = script(COMPARE, "ablate", run, "--method", "zero", "--json").json
+    assert ablated["loss"] == pytest.approx(found["loss"], abs=0.02), "the answers alone, of whole examples"
+    assert max(row["change"]["mean"] for row in ablated["effects"]) > 0.05
+    assert "--length = 5: a task's examples have 10 tokens" in script(COMPARE, "ablate", run, "--length", 5).err
+
     links = script(COMPARE, "links", run, "--texts", 5, "--fresh", 1, "--json").json
     assert links["links"] == 20 and {row["kind"] for row in links["masses"]} == {"copy", "overall"}
     other = Path(shutil.copytree(run, run.with_name("other")))
@@ -85,6 +92,16 @@ def test_a_run_learns_and_is_judged(task: Tables, script: Script) -> None:
     assert both.code == 0 and str(run) in both.out and str(other) in both.out
     table = script(COMPARE, "links", run, "--texts", 5, "--seeds", run, "--json").json
     assert 0 <= table[str(run)]["right"] <= 1 and 0 < table[str(run)]["mass"] <= 1
+
+
+def test_validation_takes_whole_examples_and_shows_answers(task: Tables, capfd: pytest.CaptureFixture[str]) -> None:
+    run = begun(task, train={"eval_tokens": 3, "max_steps": 2, "eval_interval": 2}).path
+    (row,) = (row for row in rows(run) if "val_loss" in row)
+    assert row["val_loss"] > 0.5
+    said = capfd.readouterr().err
+    assert "task:copy: 512 examples to train on, 64 to validate on with 256 answers" in said
+    lines = [line for line in said.splitlines() if " answers " in line and "right is" in line]
+    assert len(lines) == 2 and all(line.split("|")[0] == line.split()[-1] for line in lines)
 
 
 def test_links_are_read_where_the_answer_is_due(task: Tables) -> None:
@@ -119,6 +136,7 @@ def test_what_cannot_be_is_told_before_there_is_a_folder(task: Tables) -> None:
         ({"task": {"length": 5}}, "model.context_length = 10: the task copy needs 12 tokens"),
         ({"task": {"lenght": 5}}, "task.lenght: unknown key; did you mean task.length?"),
         ({"task": {"order": "backwards"}}, "task.order = backwards: must be one of same, reversed, sorted"),
+        ({"task": {"examples": 2**31 - 1}}, "task:copy: 2,147,483,647 examples of 10 tokens are too many; 5,000,000"),
         ({"train": {"minutes": 1}}, "train.minutes chooses a network for a text"),
     ]
     for changes, sentence in bad:

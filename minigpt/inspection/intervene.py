@@ -22,6 +22,7 @@ from minigpt.inspection.compare import Closeness, Floats, closeness, pooled
 from minigpt.inspection.heads import Head, parse_head
 from minigpt.inspection.patterns import Reference
 from minigpt.model import GPT
+from minigpt.tasks.synthetic import NONE
 
 PASS_TOKENS = 2048  # in one pass: its attention weights are all in memory at once
 DRAWS = 2000  # resamplings of a bootstrap
@@ -48,6 +49,7 @@ def sequence_losses(
     model: GPT,
     tokens: NDArray[np.int64],
     *,
+    targets: NDArray[np.int64] | None = None,
     attention: Mapping[Head, Replacement] | None = None,
     results: Mapping[Head, Replacement] | None = None,
 ) -> Floats:
@@ -56,6 +58,7 @@ def sequence_losses(
     Args:
         model: in evaluation mode.
         tokens: (N, T), at least two each.
+        targets: (N, T), what is to be answered after each token, −1: nothing; instead of each next token.
         attention: other weights for some heads.
         results: something else for what some heads give, weights @ values, before the output projection.
     """
@@ -65,8 +68,9 @@ def sequence_losses(
         with looking(model, change_weights=_change(attention, part), change_heads=_change(results, part)):
             logits_BTV = model(inputs)
         refuse_overflow(logits_BTV, "the network's output")
-        loss_BT = F.cross_entropy(logits_BTV[:, :-1].transpose(1, 2), inputs[:, 1:], reduction="none")
-        losses.append(loss_BT.double().mean(dim=1).numpy())
+        expected = F.pad(inputs[:, 1:], (0, 1), value=NONE) if targets is None else torch.from_numpy(targets[part])
+        loss_BT = F.cross_entropy(logits_BTV.transpose(1, 2), expected, ignore_index=NONE, reduction="none")
+        losses.append((loss_BT.double().sum(dim=1) / (expected != NONE).sum(dim=1)).numpy())
     return np.concatenate(losses)
 
 
@@ -123,15 +127,23 @@ def forced_by(reference: Reference, tokens: NDArray[np.int64]) -> Replacement:
 
 
 def losses_under(
-    model: GPT, tokens: NDArray[np.int64], forced: Iterable[tuple[Head, Reference]]
+    model: GPT,
+    tokens: NDArray[np.int64],
+    forced: Iterable[tuple[Head, Reference]],
+    *,
+    targets: NDArray[np.int64] | None = None,
 ) -> dict[tuple[Head, str], Floats]:
-    """The loss of each sequence, (N,), when one head attends as one reference says, by head and reference's name."""
+    """The loss of each sequence, (N,), when one head attends as one reference says, by head and reference's name.
+
+    ``targets`` as in ``sequence_losses``.
+    """
     drawn: dict[str, Replacement] = {}
     losses = {}
     for head, reference in forced:
         if reference.name not in drawn:
             drawn[reference.name] = forced_by(reference, tokens)
-        losses[head, reference.name] = sequence_losses(model, tokens, attention={head: drawn[reference.name]})
+        attention = {head: drawn[reference.name]}
+        losses[head, reference.name] = sequence_losses(model, tokens, targets=targets, attention=attention)
     return losses
 
 
@@ -174,16 +186,20 @@ def ablate(
     tokens: NDArray[np.int64],
     groups: Iterable[Group],
     *,
+    targets: NDArray[np.int64] | None = None,
     method: Method = "mean",
     seed: int = 0,
 ) -> dict[Group, Floats]:
-    """The loss of each sequence, (N,), when the heads of a group are taken out together.
+    """The loss of each sequence, (N,), when the heads of a group are taken out together; ``targets`` as above.
 
     Raises:
         UserError: see ``substitutes``.
     """
     instead = substitutes(model, tokens, method, seed=seed)
-    return {group: sequence_losses(model, tokens, results={head: instead[head] for head in group}) for group in groups}
+    return {
+        group: sequence_losses(model, tokens, targets=targets, results={head: instead[head] for head in group})
+        for group in groups
+    }
 
 
 def pair_excess(changes: Mapping[Group, Floats]) -> dict[Group, Floats]:

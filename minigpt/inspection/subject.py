@@ -74,8 +74,16 @@ def load_subject(
     return Subject(checkpoint, tokenizer_from_dict(checkpoint.tokenizer, unseen=unseen), model)
 
 
-def sequences(subject: Subject, options: argparse.Namespace) -> NDArray[np.int64]:
-    """What the options ask to read, as tokens (N, T): one text, or windows spread evenly over a file or part.
+@dataclass(frozen=True)
+class Sequences:
+    """Tokens (N, T), and of a task's examples what is to be answered after each, (N, T), −1: nothing."""
+
+    tokens: NDArray[np.int64]
+    targets: NDArray[np.int64] | None = None
+
+
+def sequences(subject: Subject, options: argparse.Namespace) -> Sequences:
+    """What the options ask to read: one text, or windows spread evenly over a file or part; whole examples of a task.
 
     A text is read with END in front, as every document begins.
 
@@ -92,11 +100,18 @@ def sequences(subject: Subject, options: argparse.Namespace) -> NDArray[np.int64
     if options.text is not None:
         if len(tokens) > length:
             say(f"the text has {len(tokens)} tokens with its <|end|>: only the first {length} are read")
-        return tokens[None, :length].astype(np.int64)
+        return Sequences(tokens[None, :length].astype(np.int64))
+    if asked.targets is not None:
+        if length < subject.context_length and options.length:
+            raise UserError(
+                f"--length = {length}: a task's examples have {subject.context_length} tokens; leave it out"
+            )
+        tokens, targets = (ids[:-1].reshape(-1, subject.context_length) for ids in (tokens, asked.targets))
+        return Sequences(tokens[:count].astype(np.int64), targets[:count].astype(np.int64))
     length = min(length, len(tokens))
     count = min(count, len(tokens) // length)
     starts = np.linspace(0, len(tokens) - length, count).astype(np.int64)
-    return tokens[starts[:, None] + np.arange(length)].astype(np.int64)
+    return Sequences(tokens[starts[:, None] + np.arange(length)].astype(np.int64))
 
 
 def asked_size(subject: Subject, options: argparse.Namespace) -> tuple[int, int]:

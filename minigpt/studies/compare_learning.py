@@ -1,6 +1,7 @@
 """Rows of the table of recurrent networks against the Transformer that are learned: tasks and texts, equal parameters.
 
-All kinds train with AdamW. The rate of each is the best of a few on ``recall``, and is used in every row.
+Each kind trains as the program trains it, a Transformer with Muon and a recurrent network with AdamW, which is the only
+one that it has; its rate is the best of a few on ``recall``, and is used in every row.
 """
 
 import math
@@ -22,10 +23,11 @@ from minigpt.studies.measure import table
 from minigpt.studies.sweep import Mean
 from minigpt.training import Run, evaluate, train_step
 
-RATES = (0.001, 0.003, 0.01)
+RATES = {"gpt": (0.01, 0.03), "recurrent": (0.001, 0.003, 0.01)}
 PAIRS = 4  # of recall
 SYMBOLS = 8  # of copy
-OPTIM = {"name": "adamw", "beta2": 0.98, "warmup_steps": 20, "weight_decay": 0.0, "schedule": "linear"}
+ADAMW = {"name": "adamw", "beta2": 0.98, "warmup_steps": 20, "weight_decay": 0.0, "schedule": "linear"}
+MUON = {"name": "muon", "adam_lr": 0.01, "schedule": "linear"}  # for a Transformer's matrices, AdamW for the rest
 PLACES = ((0, 8), (8, 32), (32, 128))  # of a window, over which losses are averaged
 
 
@@ -52,7 +54,7 @@ def learned(extent: Extent, lesson: Lesson, kind: str, rate: float, seed: int, s
         "run": {"seed": seed, "device": "cpu", "dtype": "float32", "threads": extent.threads, "name": "compared"},
         "data": {"cache_dir": extent.cache_dir},
         "model": shape(kind, context_length=lesson.context_length).model_dump(),
-        "optim": {**OPTIM, "lr": rate},
+        "optim": {**(MUON if kind == "gpt" else ADAMW), "lr": rate},
         "train": {"batch_size": lesson.batch_size, "max_steps": total},
     }
     parts = assembled(merge(lesson.tables, fixed), config_path=None, source_given=False, init_from=None)
@@ -77,14 +79,15 @@ def best_rates(extent: Extent) -> dict[str, float]:
     """For each kind the rate that learns ``recall`` best: by accuracy, then by loss."""
     lesson, found = recall(extent, 8), {}
     for kind in extent.kinds:
-        tried = {rate: learned(extent, lesson, kind, rate, seed=1) for rate in rates(extent)}
+        tried = {rate: learned(extent, lesson, kind, rate, seed=1) for rate in rates(kind, extent)}
         found[kind] = min(tried, key=lambda rate: (-accuracy(tried[rate]), tried[rate].progress.train_loss))
     return found
 
 
-def rates(extent: Extent) -> tuple[float, ...]:
+def rates(kind: str, extent: Extent) -> tuple[float, ...]:
     """What is tried."""
-    return RATES[1:] if extent.quick else RATES
+    tried = RATES.get(kind, RATES["recurrent"])
+    return tried[1:] if extent.quick else tried
 
 
 def recall(extent: Extent, distance: int) -> Lesson:
@@ -212,4 +215,4 @@ def trainings(extent: Extent, rows: Sequence[str]) -> int:
         "language": 4 * kinds,
     }
     learning = [counts[row] for row in rows if row in counts]
-    return sum(learning) + (kinds * len(rates(extent)) if learning else 0)
+    return sum(learning) + (sum(len(rates(kind, extent)) for kind in extent.kinds) if learning else 0)

@@ -1,6 +1,7 @@
 """Many trainings of one kind: a grid of settings times a few seeds, each a run of its own; and runs side by side."""
 
 import contextlib
+import hashlib
 import io
 import itertools
 import json
@@ -14,12 +15,14 @@ from typing import Any
 from minigpt.checkpoint import Checkpoint, find_checkpoint, last, list_checkpoints
 from minigpt.config import Config, differences, merge, validate
 from minigpt.console import wrapped
+from minigpt.corpora import corpus_of, is_task
 from minigpt.errors import TrainingStopped, UserError
 from minigpt.files import safe_name
 
 Settings = dict[str, str]  # by key, such as {"optim.lr": "1e-3"}
 DERIVED = ("model.n_kv_head", "model.d_ff", "data.vocab_size")  # from 0, as a run is made
 WIDTH = 80  # columns
+LONGEST_NAME = 80  # characters
 SAID_LAST = 300  # characters of what a failed training said
 
 
@@ -33,8 +36,10 @@ class Cell:
     @property
     def name(self) -> str:
         """The name of its run: ``lr-1e-3_kind-lstm_seed-2``."""
-        words = [f"{key.rpartition('.')[2]}-{value}" for key, value in self.settings.items()]
-        return safe_name("_".join([*words, f"seed-{self.seed}"]))
+        words = "_".join(f"{key.rpartition('.')[2]}-{value}" for key, value in self.settings.items())
+        if (safe_name(words) != words and words) or len(words) > LONGEST_NAME:  # else two could have one name
+            words = f"{safe_name(words)[:LONGEST_NAME]}_{hashlib.sha256(words.encode()).hexdigest()[:8]}"
+        return f"{words}_seed-{self.seed}" if words else f"seed-{self.seed}"
 
     def overrides(self, common: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """The tables of its run."""
@@ -77,7 +82,7 @@ def cells(grid: Sequence[str], seeds: int, first_seed: int = 1) -> list[Cell]:
         chosen = [value.strip() for value in values.split(",") if value.strip()]
         if not equals or "." not in key or not chosen:
             raise UserError(f"--grid {word}: must be a key and its values, such as optim.lr=1e-3,3e-3")
-        if key in choices or key in ("run.seed", "run.name", "run.dir"):
+        if key in choices or key.startswith("run."):
             raise UserError(f"--grid {word}: {key} is set {'twice' if key in choices else 'by the sweep itself'}")
         choices[key] = list(dict.fromkeys(chosen))
     combinations = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
@@ -106,12 +111,17 @@ def run_cells(
     Raises:
         UserError: before anything is trained, for settings that a cell can't have, or that its run had otherwise.
     """
+    seen: dict[str, Cell] = {}
     for cell in todo:
-        check_cell(cell, common, folder)
+        config = check_cell(cell, common, folder).with_values(run={"name": ""})
+        if (same := seen.setdefault(config.model_dump_json(), cell)) is not cell:
+            raise UserError(f"{cell.name}: is {same.name} once more; give different values")
     results = []
     for number, cell in enumerate(todo, 1):
         if stop():
             break
+        if not is_finished(folder / cell.name, saved_checkpoint(folder / cell.name)):
+            say(f"{number}/{len(todo)}  {cell.name}  is trained ...")
         failed = train_cell(cell, common, folder, config_path=config_path, stop=stop)
         if stop():
             break
@@ -121,21 +131,29 @@ def run_cells(
     return results
 
 
-def check_cell(cell: Cell, common: Mapping[str, Any], folder: Path) -> None:
-    """Refuse settings that no run can have, and a run of that name with other settings."""
+def check_cell(cell: Cell, common: Mapping[str, Any], folder: Path) -> Config:
+    """The cell's configuration. Refuses settings that no run can have, and a run of that name with other settings."""
+    from minigpt.machine import machine_choices  # torch: a second that a mistake in the options need not wait for
+
     try:
         config = validate(cell.overrides(common, folder))
+        if config.train.minutes:
+            raise UserError("train.minutes chooses a network for each run; a sweep compares given ones by max_steps")
+        machine_choices(config)
+        few = {"examples": 1, "held_out": 1} if is_task(config.data.source) else {}
+        corpus_of(config.with_values(task=few))
     except UserError as error:
         raise UserError(f"{cell.name}: {error}") from None
     saved = saved_checkpoint(folder / cell.name)
     if saved is None:
-        return
+        return config
     for key, (asked, had) in differences(config, saved.config).items():
         if not (key in DERIVED and not asked) and not (key.startswith("run.") and key != "run.seed"):
             raise UserError(
                 f"{folder / cell.name}: was trained with {key} = {had!r}, not {asked!r}; give the sweep another "
                 "--run.name"
             )
+    return config
 
 
 def train_cell(
@@ -164,8 +182,10 @@ def saved_checkpoint(run: Path) -> Checkpoint | None:
     return last(found) if found else None
 
 
-def is_finished(run: Path, saved: Checkpoint) -> bool:
+def is_finished(run: Path, saved: Checkpoint | None) -> bool:
     """Whether all steps are done, or validation had stalled for as long as was set."""
+    if saved is None:
+        return False
     settings, best_loss, since = saved.config.train, math.inf, 0
     for row in rows(run):
         if "val_loss" in row:
@@ -230,8 +250,9 @@ class Mean:
     def of(cls, values: Iterable[float]) -> "Mean":
         """Of at least one value."""
         known = list(values)
-        error = statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else math.nan
-        return cls(statistics.fmean(known), error)
+        if len(known) < 2 or not all(map(math.isfinite, known)):
+            return cls(statistics.fmean(known), math.nan)
+        return cls(statistics.fmean(known), statistics.stdev(known) / math.sqrt(len(known)))
 
     def __str__(self) -> str:
         return f"{self.mean:.4f}" + ("" if math.isnan(self.error) else f" ± {self.error:.4f}")
@@ -245,7 +266,8 @@ def sweep_table(results: Sequence[tuple[Cell, Result]]) -> list[list[str]]:
     keys = [key.rpartition(".")[2] for key in (results[0][0].settings if results else {})]
     tasks = any(not math.isnan(result.accuracy) for _, result in results)
     table = [[*keys, "seeds", "parameters", "loss", *(["right"] if tasks else ["bits/byte"]), "seconds"]]
-    ordered = sorted(groups.items(), key=lambda group: Mean.of(r.loss for r in group[1]).mean)
+    means = {values: Mean.of(r.loss for r in group).mean for values, group in groups.items()}
+    ordered = sorted(groups.items(), key=lambda group: (math.isnan(means[group[0]]), means[group[0]]))
     for values, group in ordered:
         measure = Mean.of(r.accuracy if tasks else r.bits_per_byte for r in group)
         table.append(
@@ -305,9 +327,10 @@ def curves(runs: Mapping[str, Path]) -> dict[str, list[tuple[float, float]]]:
     return {name: [point for point in curve if point[0] > 0] for name, curve in found.items() if curve}
 
 
-def as_plain(result: Result) -> dict[str, Any]:
-    """For JSON: what is not known is null."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
+def as_plain(result: Result, cell: Cell | None = None) -> dict[str, Any]:
+    """For JSON and CSV: settings and seed of a cell, then the result; what is not known is null."""
+    settings: dict[str, Any] = {**cell.settings, "seed": cell.seed} if cell else {}
+    return settings | {
+        key: None if value == "" or (isinstance(value, float) and not math.isfinite(value)) else value
         for key, value in asdict(result).items()
     }

@@ -2,7 +2,8 @@
 
 An example has T tokens, END first. A target is what the token at its place has to answer; −1: it does not count. Where
 one earlier token alone fixes the answer, its place is the cause. Training, validation and test never share an example:
-a hash of its tokens says where it belongs, whatever the seed. Sources of the tasks: copying, Jelassi et al. 2024;
+a hash of its tokens says where it belongs, whatever the seed. (Of parity and brackets they do share beginnings, which
+have answers of their own.) Sources of the tasks: copying, Jelassi et al. 2024;
 induction, Olsson et al. 2022; recall, Arora et al. 2023 ("Zoology"); brackets of bounded depth, Yao et al. 2021;
 parity, Hahn 2020.
 """
@@ -21,8 +22,10 @@ PREFIX = "task:"  # of data.source
 NONE = -1  # no target, no cause
 FILLER, BAR, BITS, OPENERS, CLOSERS = ".", "|", "01", "([", ")]"
 SYMBOLS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+PARTS = ("train", "val", "test")
 HELD_OUT = {"val": 0, "test": 1}  # which of ten classes of examples; all others are for training
-CLASSES, DRAWS = 10, 200  # times that a batch of examples is drawn before a part that stays empty is given up
+CLASSES, DRAWS = 10, 200  # times that examples are drawn before a part that stays empty is given up
+DRAWN_TOKENS, MOST_TOKENS = 2_000_000, 50_000_000  # at a time; in all
 
 Ids = NDArray[np.int64]
 
@@ -48,10 +51,7 @@ class Task:
 def task_named(name: str) -> Task:
     """Raises UserError, with the nearest name, if there is no such task."""
     if name not in TASKS:
-        raise UserError(
-            f"data.source = {PREFIX}{name}: no such task{nearest(name, list(TASKS))}; "
-            f"there are {', '.join([*TASKS, 'tales'])}"
-        )
+        raise UserError(f"data.source = {PREFIX}{name}: no such task{nearest(name, [*TASKS, 'tales'])}")
     return TASKS[name]
 
 
@@ -70,20 +70,27 @@ def examples(name: str, options: TaskConfig, *, length: int, count: int, seed: i
         UserError: if there is no such task, its options don't go with the length, or a part has no example.
     """
     task = task_named(name)
-    generator = np.random.default_rng([seed, ["train", "val", "test"].index(part)])
+    if count * length > MOST_TOKENS:
+        raise UserError(
+            f"{PREFIX}{name}: {count:,} examples of {length:,} tokens are too many; {MOST_TOKENS // length:,} of them "
+            "can be held"
+        )
+    generator = np.random.default_rng([seed, PARTS.index(part)])
     found: list[Examples] = []
-    for _ in range(DRAWS):
-        drawn = task.draw(generator, count, length, options)
-        chosen = np.isin(class_of(drawn.tokens), [*HELD_OUT.values()], invert=part == "train")
-        if part != "train":
-            chosen = class_of(drawn.tokens) == HELD_OUT[part]
+    for _ in range(DRAWS + 2 * CLASSES * count * length // DRAWN_TOKENS):
+        drawn = task.draw(generator, min(count, max(1, DRAWN_TOKENS // length)), length, options)
+        classes = class_of(drawn.tokens)
+        chosen = classes == HELD_OUT[part] if part in HELD_OUT else classes >= len(HELD_OUT)
         found.append(Examples(drawn.tokens[chosen], drawn.targets[chosen], drawn.causes[chosen]))
-        if sum(len(kept.tokens) for kept in found) >= count:
-            joined = zip(*((kept.tokens, kept.targets, kept.causes) for kept in found), strict=True)
-            return Examples(*(np.concatenate(arrays)[:count] for arrays in joined))
+        if sum(len(some.tokens) for some in found) >= count:
+            return Examples(
+                tokens=np.concatenate([some.tokens for some in found])[:count],
+                targets=np.concatenate([some.targets for some in found])[:count],
+                causes=np.concatenate([some.causes for some in found])[:count],
+            )
     raise UserError(
-        f"data.source = {PREFIX}{name}: has too few different examples of {length} tokens to hold some back for "
-        f"{part}; raise model.context_length or task.symbols"
+        f"data.source = {PREFIX}{name}: there are too few different examples of {length} tokens, none for {part}; "
+        "raise model.context_length"
     )
 
 

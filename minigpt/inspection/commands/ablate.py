@@ -47,9 +47,10 @@ def run(options: argparse.Namespace) -> int:
 
     subject = load_subject(options.run, options.which, unseen=options.unseen)
     groups = chosen_groups(subject.model, options)
-    tokens = sequences(subject, options)
-    before = sequence_losses(subject.model, tokens)
-    losses = ablate(subject.model, tokens, watched(groups), method=options.method)
+    read = sequences(subject, options)
+    tokens = read.tokens
+    before = sequence_losses(subject.model, tokens, targets=read.targets)
+    losses = ablate(subject.model, tokens, watched(groups), targets=read.targets, method=options.method)
     changes = {group: loss - before for group, loss in losses.items()}
     effects = {group: bootstrap(change) for group, change in changes.items()}
     excess = pair_excess(changes) if options.pairs else {}

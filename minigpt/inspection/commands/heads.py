@@ -121,7 +121,7 @@ def _of_run(options: argparse.Namespace) -> Material:
 
     subject = load_subject(options.run, options.which, unseen=options.unseen)
     linked = _linked_texts(subject, options) if LINKS in (options.ref or ()) else []
-    tokens = np.stack([text.tokens for text in linked]) if linked else sequences(subject, options)
+    tokens = np.stack([text.tokens for text in linked]) if linked else sequences(subject, options).tokens
     what = f"{told(tokens, options)}{', starts of held-out tales' if linked else ''}"
     config = subject.checkpoint.config
     fresh = FreshNetworks(config.model, subject.model.vocab_size, config.run.seed, tokens)

@@ -64,11 +64,12 @@ def run(options: argparse.Namespace) -> int:
     heads = heads_of(subject.model, options.head or ())
     names = dict.fromkeys(options.ref or REFERENCES)  # each once
     references = [parse_reference(name, subject.tokenizer) for name in names]
-    tokens = sequences(subject, options)
+    read = sequences(subject, options)
+    tokens = read.tokens
     near = closeness_to(subject.model, tokens, references)
-    before = sequence_losses(subject.model, tokens)
+    before = sequence_losses(subject.model, tokens, targets=read.targets)
     pairs = [(head, reference) for head in heads for reference in references if near[reference.name].rows]
-    losses = losses_under(subject.model, tokens, watched(pairs))
+    losses = losses_under(subject.model, tokens, watched(pairs), targets=read.targets)
     effects = {pair: bootstrap(loss - before) for pair, loss in losses.items()}
     answer = facts(options.run, subject.checkpoint.step, tokens, before)
     if options.json:
