@@ -80,12 +80,13 @@ class RecurrentLM(nn.Module):
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """Embeddings keep the size of what passes through; recurrent matrices are orthogonal (Saxe et al. 2014).
+        """Inputs to a layer are about as large as its outputs; recurrent matrices are orthogonal (Saxe et al. 2014).
 
         Each gate's for itself; an LSTM begins by remembering, its forget gates open (Jozefowicz et al. 2015).
         """
         width = self.config.d_model
-        nn.init.normal_(self.token_embedding.weight, std=width**-0.5)
+        # As the head too, larger ones would make the first logits large.
+        nn.init.normal_(self.token_embedding.weight, std=width**-0.5 if self.config.tie_embeddings else 1.0)
         if not self.config.tie_embeddings:
             nn.init.zeros_(self.lm_head.weight)
         for name, parameter in self.recurrent.named_parameters():

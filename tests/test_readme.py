@@ -67,6 +67,8 @@ def test_every_command(script: Script, tmp_path: Path, monkeypatch: pytest.Monke
             words[words.index("--verify") + 1] = "2"
         if "runs/bard" in words and words[0] == "scripts/compare_attention.py":
             words += ["--sequences", "2", "--length", "16"]
+        if "scripts/compare_recurrent.py" in words:  # its rows that are learned: tests/test_compare_recurrent.py
+            words += ["--rows", "gradients", "position"]
         if "links" in words:
             words += ["--texts", "2"]
         answer = script(ROOT / words[0], *words[1:])

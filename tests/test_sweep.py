@@ -81,12 +81,8 @@ def test_a_sweep_trains_skips_and_compares(script: Script, options: list[Any], t
     with table.open(encoding="utf-8", newline="") as file:
         written = list(csv.DictReader(file))
     assert [row["run"] for row in written] == list(map(str, runs)) and float(written[0]["loss"]) > 0
-    assert [(row["optim.lr"], row["seed"]) for row in written] == [
-        ("0.01", "1"),
-        ("0.01", "2"),
-        ("0.03", "1"),
-        ("0.03", "2"),
-    ]
+    expected = [("0.01", "1"), ("0.01", "2"), ("0.03", "1"), ("0.03", "2")]
+    assert [(row["optim.lr"], row["seed"]) for row in written] == expected
     assert again.json["runs"][3]["optim.lr"] == "0.03" and again.json["runs"][3]["failed"] is None
     assert "is trained" not in again.err
     with Image.open(picture) as drawn:
@@ -133,7 +129,10 @@ def test_what_was_interrupted_is_gone_on_with(tiny: Tables, tmp_path: Path) -> N
         (["--picture", "a.jpg"], "--picture a.jpg: the name must end in .png"),
         (["--run.seed", "x"], "run.seed = x: must be a whole number"),
         (["--grid", "optim.lr=0.01,0.010"], "lr-0.010_seed-1: is lr-0.01_seed-1 once more"),
-        (["--grid", "data.source=task:copy,task:foo"], "source-task_copy"),
+        (
+            ["--grid", "data.source=task:copy,task:foo"],
+            "source-task_foo_02022a7a_seed-1: data.source = task:foo: no such task",
+        ),
         (["--train.minutes", "1"], "seed-1: train.minutes chooses a network for each run"),
     ],
 )

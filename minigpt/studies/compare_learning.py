@@ -23,7 +23,7 @@ from minigpt.studies.measure import table
 from minigpt.studies.sweep import Mean
 from minigpt.training import Run, evaluate, train_step
 
-RATES = {"gpt": (0.01, 0.03), "recurrent": (0.001, 0.003, 0.01)}
+RATES = {"gpt": (0.01, 0.03), "recurrent": (0.003, 0.01, 0.03)}
 PAIRS = 4  # of recall
 SYMBOLS = 8  # of copy
 ADAMW = {"name": "adamw", "beta2": 0.98, "warmup_steps": 20, "weight_decay": 0.0, "schedule": "linear"}
@@ -93,13 +93,13 @@ def rates(kind: str, extent: Extent) -> tuple[float, ...]:
 def recall(extent: Extent, distance: int) -> Lesson:
     """Four pairs, and their keys asked so many tokens later."""
     context_length = 4 * PAIRS + 2 + distance
-    return task("recall", context_length, 200 if extent.quick else 600, length=PAIRS, distance=distance, symbols=16)
+    return task("recall", context_length, 200 if extent.quick else 400, length=PAIRS, distance=distance, symbols=16)
 
 
 def copy(extent: Extent, distance: int) -> Lesson:
     """Eight symbols, and the same again so many tokens later."""
     context_length = 2 * SYMBOLS + 2 + distance
-    return task("copy", context_length, 200 if extent.quick else 600, length=SYMBOLS, distance=distance, symbols=16)
+    return task("copy", context_length, 200 if extent.quick else 400, length=SYMBOLS, distance=distance, symbols=16)
 
 
 def distances(extent: Extent) -> tuple[int, ...]:
@@ -134,8 +134,8 @@ def long_range(extent: Extent, chosen: Mapping[str, float]) -> Row:
 
 def parity(extent: Extent, chosen: Mapping[str, float]) -> Row:
     """The task that recurrence wins: every bit counts."""
-    length = 33 if extent.quick else 65
-    lesson = task("parity", length, 300 if extent.quick else 1000)
+    length = 17 if extent.quick else 33
+    lesson = task("parity", length, 500 if extent.quick else 1000)
     found = {
         kind: [accuracy(learned(extent, lesson, kind, chosen[kind], seed)) for seed in range(1, extent.seeds + 1)]
         for kind in extent.kinds
