@@ -7,8 +7,8 @@
 In --prompt and --stop, \\n, \\t and \\\\ stand for newline, tab and backslash. On a
 CPU a Transformer runs in NumPy, so the first word comes at once, or for long
 texts compiled by numba, where that is installed; --device cuda or mps, and
-recurrent networks, run in torch. A terminal is shown control characters as \\x1b; in a file or a pipe they
-are as the model wrote them.
+recurrent networks, run in torch. A terminal is shown control characters as
+\\x1b; in a file or a pipe they are as the model wrote them.
 """
 
 from minigpt.signals import quiet_interrupts
