@@ -1,6 +1,7 @@
 """Training on a task: what counts, what is validated, how it is judged, and the links that heads have to find."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from minigpt.checkpoint import find_checkpoint
 from minigpt.config import merge, validate
 from minigpt.corpora import corpus_of
 from minigpt.corpus import batch
-from minigpt.inspection.links import task_texts
+from minigpt.inspection.links import link_masses, task_texts
+from minigpt.inspection.nulls import fresh_network
+from minigpt.inspection.subject import load_subject
 from minigpt.launch import resume, start
+from minigpt.tasks.synthetic import NONE, TASKS, Examples, Task
 from minigpt.training import UNCOUNTED, next_batch, train_step
 
 COMPARE = ROOT / "scripts" / "compare_attention.py"
@@ -111,6 +115,31 @@ def test_links_are_read_where_the_answer_is_due(task: Tables) -> None:
         assert all(text.tokens[link.word[0]] == text.tokens[link.cause[0]] for link in text.links)
     parity = merge(task, {"data": {"source": "task:parity"}})
     assert told(task_texts, validate(parity), 6).startswith("task:parity: no token alone fixes an answer")
+
+
+def answer_from(place: Callable[[int], int]) -> Callable[..., Examples]:
+    """A task whose answer after token i ≥ 2 is the token at ``place(i)``."""
+
+    def draw(generator: np.random.Generator, count: int, length: int, _options: object) -> Examples:
+        tokens = np.concatenate([np.zeros((count, 1), int), 2 + generator.integers(0, 8, (count, length - 1))], axis=1)
+        causes = np.array([NONE, NONE, *(place(i) for i in range(2, length))])
+        return Examples(tokens, np.where(causes >= 0, tokens[:, causes], NONE), np.tile(causes, (count, 1)))
+
+    return draw
+
+
+@pytest.mark.parametrize(("name", "place"), [("previous", lambda i: i - 1), ("first", lambda _i: 1)])
+def test_what_has_to_be_read_is_what_a_trained_head_reads(
+    task: Tables, monkeypatch: pytest.MonkeyPatch, name: str, place: Callable[[int], int]
+) -> None:
+    monkeypatch.setitem(TASKS, name, Task(TASKS["copy"].alphabet, answer_from(place)))
+    changes = {"data": {"source": f"task:{name}"}, "train": {"max_steps": 150, "eval_interval": 150}}
+    subject = load_subject(start(merge(task, changes)).path)
+    masses = link_masses(subject.model, task_texts(subject.checkpoint.config, 20)).first.mean(axis=0)
+    assert rows(Path(task["run"]["dir"]) / "tiny")[-1]["val_accuracy"] > 0.99
+    fresh = fresh_network(subject.model.config, subject.model.vocab_size, 2)
+    before = link_masses(fresh, task_texts(subject.checkpoint.config, 20)).first.mean(axis=0)
+    assert masses.max() > 0.7 > 0.35 > before.max()
 
 
 def test_resumed_bit_for_bit(task: Tables) -> None:

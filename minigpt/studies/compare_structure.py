@@ -38,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is measured; ``advance`` is called after each training, ``say`` told what is begun."""
+    """How much is measured, and on what; ``advance`` is told of each training when it is done."""
 
     kinds: tuple[str, ...]
     quick: bool

@@ -45,7 +45,6 @@ class Task:
 
     alphabet: Callable[[TaskConfig], str]
     draw: Callable[[np.random.Generator, int, int, TaskConfig], Examples]
-    about: str
 
 
 def task_named(name: str) -> Task:
@@ -225,7 +224,7 @@ def _symbols_alphabet(options: TaskConfig) -> str:
     return FILLER + SYMBOLS[: options.symbols] + BAR
 
 
-def _brackets_alphabet(options: TaskConfig) -> str:
+def _brackets_alphabet(_options: TaskConfig) -> str:
     return "".join(sorted(OPENERS + CLOSERS + FILLER))
 
 
@@ -259,9 +258,9 @@ def _require(name: str, what: str, used: int, length: int) -> None:
 
 
 TASKS = {
-    "copy": Task(_symbols_alphabet, _copy, "what was read once more: the same, reversed or sorted"),
-    "induction": Task(_symbols_alphabet, _induction, "what came after the same symbol before"),
-    "recall": Task(_symbols_alphabet, _recall, "the value that a key came with"),
-    "brackets": Task(_brackets_alphabet, _brackets, "which kind of bracket closes"),
-    "parity": Task(lambda _options: BITS, _parity, "whether the ones so far are odd"),
+    "copy": Task(_symbols_alphabet, _copy),
+    "induction": Task(_symbols_alphabet, _induction),
+    "recall": Task(_symbols_alphabet, _recall),
+    "brackets": Task(_brackets_alphabet, _brackets),
+    "parity": Task(lambda _options: BITS, _parity),
 }
