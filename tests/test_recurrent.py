@@ -8,7 +8,6 @@ import torch
 from conftest import Tables
 from running import EVALUATE, GENERATE, ROOT, Script
 from tiny_runs import after, begun, told
-from torch import Tensor, nn
 
 from minigpt.checkpoint import find_checkpoint
 from minigpt.config import ModelConfig, merge, validate
@@ -31,36 +30,6 @@ def network(kind: str, **keys: object) -> RecurrentLM:
             if parameter.abs().max() == 0:
                 parameter.normal_(std=0.3)
     return found.eval()
-
-
-def cell(model: RecurrentLM, layer: int, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """One step of one layer as the papers write it: the new h, and c of an LSTM."""
-    weights = dict(model.recurrent.named_parameters())
-    w_x, w_h, b_x, b_h = (weights[f"{name}_l{layer}"] for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
-    given, kept = x @ w_x.T + b_x, state[0] @ w_h.T + b_h
-    if isinstance(model.recurrent, nn.LSTM):
-        i, f, g, o = (given + kept).chunk(4, dim=-1)
-        c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
-        return o.sigmoid() * c.tanh(), c
-    if isinstance(model.recurrent, nn.GRU):
-        (r, z, n), (r_h, z_h, n_h) = given.chunk(3, dim=-1), kept.chunk(3, dim=-1)
-        z = (z + z_h).sigmoid()
-        return (((1 - z) * (n + (r + r_h).sigmoid() * n_h).tanh() + z * state[0]),)
-    return ((given + kept).tanh(),)
-
-
-@pytest.mark.parametrize("kind", CELLS)
-def test_the_formulas_written_out(kind: str) -> None:
-    model, tokens_BT = network(kind), torch.randint(0, 11, (3, 7), generator=torch.Generator().manual_seed(2))
-    states = [tuple(torch.zeros(3, 12) for _ in range(2)) for _ in range(2)]
-    logits = []
-    for t in range(7):
-        x = model.token_embedding(tokens_BT[:, t])
-        for layer in range(2):
-            states[layer] = cell(model, layer, x, states[layer])
-            x = states[layer][0]
-        logits.append(x @ model.lm_head.weight.T)
-    torch.testing.assert_close(model(tokens_BT), torch.stack(logits, dim=1), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", CELLS)

@@ -133,7 +133,11 @@ def test_what_has_to_be_read_is_what_a_trained_head_reads(
     task: Tables, monkeypatch: pytest.MonkeyPatch, name: str, place: Callable[[int], int]
 ) -> None:
     monkeypatch.setitem(TASKS, name, Task(TASKS["copy"].alphabet, answer_from(place)))
-    changes = {"data": {"source": f"task:{name}"}, "train": {"max_steps": 150, "eval_interval": 150}}
+    changes: dict[str, Any] = {
+        "data": {"source": f"task:{name}"},
+        "model": {"n_head": 1},
+    }  # so that it has to be this one
+    changes["train"] = {"max_steps": 150, "eval_interval": 150}
     subject = load_subject(start(merge(task, changes)).path)
     masses = link_masses(subject.model, task_texts(subject.checkpoint.config, 20)).first.mean(axis=0)
     assert rows(Path(task["run"]["dir"]) / "tiny")[-1]["val_accuracy"] > 0.99

@@ -97,7 +97,9 @@ def task_texts(config: Config, count: int) -> list[LinkedText]:
     return [
         LinkedText(
             tokens,
-            tuple(TokenLink(name, (row + 1,), (int(causes[row]),)) for row in np.flatnonzero(causes >= 0).tolist()),
+            tuple(
+                TokenLink(name, (row + 1,), (int(causes[row]),)) for row in np.flatnonzero(causes[:-1] >= 0).tolist()
+            ),
         )
         for tokens, causes in zip(drawn.tokens, drawn.causes, strict=True)
     ]
