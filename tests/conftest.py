@@ -4,6 +4,7 @@ import io
 import json
 import random
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,10 @@ from typing import Any
 
 import pytest
 from running import TRAIN, Answer, Script, Trained, as_options, command, environment
+
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # begun in the background, all that tests start would ignore it
 
 Tables = dict[str, dict[str, Any]]
 
