@@ -259,6 +259,7 @@ def run_in_folder(run: Run, parts: Parts, folder: RunFolder, sentences: Sequence
     config, corpus, model, optimizers = parts.config, parts.corpus, parts.model, parts.optimizers
 
     def save(progress: Progress) -> None:
+        """All that going on needs, as one file; then those that need not be kept are removed."""
         tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
         tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizers.state().items()}
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}

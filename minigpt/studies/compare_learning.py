@@ -153,7 +153,7 @@ def language(extent: Extent, chosen: Mapping[str, float]) -> Row:
     """Validation loss on texts after equal tokens, and after equal seconds; and by place in the window."""
     steps = 60 if extent.quick else 400
     lines, numbers = [], {}
-    for source in dict.fromkeys(["tales", extent.text]):
+    for source in texts(extent):
         tables = {"data": {"source": source, "tokenizer": "char", "vocab_size": 0}}
         lesson = Lesson(tables, 128, 16, steps)
         try:
@@ -178,6 +178,11 @@ def language(extent: Extent, chosen: Mapping[str, float]) -> Row:
         numbers,
         "Small networks, one seed, short trainings by characters: which is ahead here need not be so at another size.",
     )
+
+
+def texts(extent: Extent) -> list[str]:
+    """The tales and the other text, each once."""
+    return list(dict.fromkeys(["tales", extent.text]))
 
 
 def whole_loss(run: Run) -> float:
@@ -212,7 +217,7 @@ def trainings(extent: Extent, rows: Sequence[str]) -> int:
     counts = {
         "long-range": 2 * kinds * len(distances(extent)) * extent.seeds,
         "parity": kinds * extent.seeds,
-        "language": 4 * kinds,
+        "language": 2 * kinds * len(texts(extent)),
     }
     learning = [counts[row] for row in rows if row in counts]
     return sum(learning) + (sum(len(rates(kind, extent)) for kind in extent.kinds) if learning else 0)
