@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minigpt.config import ModelConfig
-from minigpt.kernels import by_hand, rms_norm, self_attention
+from minigpt.kernels import by_hand, linear, rms_norm, self_attention
 
 ROTARY_BASE = 10_000.0
 SHORT = 128  # up to here, on a CPU, all weights at once are faster than torch's blockwise kernel, at 64 twice as fast
@@ -188,8 +188,10 @@ class CausalSelfAttention(nn.Module):
         """(B, T, D) → queries, keys and values by one product, (B, T, H + 2 H_kv, K)."""
         layers = self.query_linear, self.key_linear, self.value_linear
         weight = torch.cat(tuple(layer.weight for layer in layers))
-        bias = None if self.query_linear.bias is None else torch.cat(tuple(layer.bias for layer in layers))
-        heads = F.linear(x, weight, bias)
+        if self.query_linear.bias is None:
+            heads = linear(x, weight)
+        else:
+            heads = F.linear(x, weight, torch.cat(tuple(layer.bias for layer in layers)))
         return heads.unflatten(-1, (self.n_head + 2 * self.n_kv_head, -1))
 
     def _tables(self, start: int, length: int) -> tuple[Tensor, Tensor]:

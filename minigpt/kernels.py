@@ -4,6 +4,7 @@ There all but the large products waits for memory, and autograd visits every int
 equals the formula in its docstring, in value and gradient, and only re-orders the work: fewer passes, packed heads.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,6 +28,11 @@ def rms_norm(x: Tensor) -> Tensor:
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     """cap · tanh(x / cap): close to x near zero, never beyond ±cap (Gemma 2)."""
     return _SoftCap.apply(x, cap) if by_hand(x) else cap * torch.tanh(x / cap)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x Wᵀ: (B, T, D), (F, D) → (B, T, F)."""
+    return _Linear.apply(x, weight) if by_hand(x) else F.linear(x, weight)
 
 
 def mlp(x: Tensor, up: Tensor, down: Tensor, activation: str) -> Tensor:
@@ -54,6 +60,18 @@ def self_attention(packed: Tensor, unseen: Tensor, tables: tuple[Tensor, Tensor]
     """
     cos, sin = tables if tables else (None, None)
     return _SelfAttention.apply(packed, unseen, cos, sin, normalise)
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """x Wᵀ: (N, D), (F, D) → (N, F), by oneDNN where it is measured to be the faster: 1.07 times at N = 768."""
+    if x.dtype == torch.float32 and _has_wide_onednn():
+        return torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "none", [], "")
+    return torch.mm(x, weight.mT)
+
+
+@cache
+def _has_wide_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _inverse_root_mean_square(x: Tensor) -> Tensor:
@@ -154,15 +172,31 @@ class _SelfAttention(Function):
         return of_packed, None, None, None, None
 
 
+class _Linear(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        x_ND = x.reshape(-1, x.shape[-1])
+        ctx.save_for_backward(x_ND, weight)
+        return _product(x_ND, weight).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (gradient,), (x_ND, weight) = gradients, ctx.saved_tensors
+        gradient_NF = gradient.reshape(-1, gradient.shape[-1])
+        of_x = _product(gradient_NF, weight.mT)
+        return of_x.view(*gradient.shape[:-1], -1), torch.mm(gradient_NF.mT, x_ND)
+
+
 class _Mlp(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, up: Tensor, down: Tensor, activation: str) -> Tensor:
         x_ND = x.reshape(-1, x.shape[-1])
-        before = torch.mm(x_ND, up.mT)
+        before = _product(x_ND, up)
         hidden = F.gelu(before) if activation == "gelu" else before.relu_().square()
         ctx.save_for_backward(x_ND, up, down, before, hidden)
         ctx.activation = activation
-        return torch.mm(hidden, down.mT).view(x.shape)
+        return _product(hidden, down).view(x.shape)
 
     @staticmethod
     @once_differentiable
@@ -170,13 +204,10 @@ class _Mlp(Function):
         x_ND, up, down, before, hidden = ctx.saved_tensors
         gradient_ND = gradients[0].reshape(x_ND.shape)
         of_down = torch.mm(gradient_ND.mT, hidden)
-        of_before = torch.mm(gradient_ND, down)
         if ctx.activation == "gelu":
-            factor = 1
+            of_before = _product(gradient_ND, down.mT)
             torch.ops.aten.gelu_backward.grad_input(of_before, before, grad_input=of_before)
-        else:
-            factor = 2  # of the square: it waits for the smaller products
-            of_before.mul_(before)
-        of_up = torch.addmm(up, of_before.mT, x_ND, beta=0, alpha=factor)
-        of_x = torch.addmm(x_ND, of_before, up, beta=0, alpha=factor)
-        return of_x.view(gradients[0].shape), of_up, of_down, None
+        else:  # the factor 2 of the square goes over the smaller matrix
+            of_before = _product(2 * gradient_ND, down.mT).mul_(before)
+        of_up = torch.mm(of_before.mT, x_ND)
+        return _product(of_before, up.mT).view(gradients[0].shape), of_up, of_down, None
