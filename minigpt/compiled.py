@@ -253,6 +253,23 @@ def _add_attention(query: Array, keys: Array, values: Array, weights: Array, scr
 
 
 @_compiled
+def _remember(
+    qkv: Array, keys: Array, values: Array, outside: Outside, flags: Flags, place: int, first: int, last: int
+) -> None:
+    """Put the key and value of the token at ``place`` into the memory (G, K, C), (G, C, K).
+
+    Only of the key/value heads from ``first`` up to ``last``; ``qkv`` (H + 2G, K) changes.
+    """
+    groups, head_dim = keys.shape[:2]
+    for g in range(first, last):
+        key, value = qkv[flags.n_head + g], qkv[flags.n_head + groups + g]
+        _turn(key, outside.cos[place], outside.sin[place], flags.qk_norm, ONE)
+        for i in range(head_dim):
+            keys[g, i, place] = key[i]
+            values[g, place, i] = value[i]
+
+
+@_compiled
 def _attend(
     qkv: Array,
     keys: Array,
@@ -264,21 +281,12 @@ def _attend(
     first: int,
     last: int,
 ) -> None:
-    """heads (H, K) = attention of the token at ``place``, whose key and value enter the memory (G, K, C), (G, C, K).
-
-    Only of the key/value heads from ``first`` up to ``last`` and their query heads; ``qkv`` (H + 2G, K) changes.
-    """
-    n_head, groups, head_dim = flags.n_head, keys.shape[0], keys.shape[1]
+    """heads (H, K) = attention of the token at ``place``, of the query heads of those key/value heads alone."""
+    n_head, groups, scale = flags.n_head, keys.shape[0], ONE / np.sqrt(F32(keys.shape[1]))
     weights, scratch = np.empty(place + 1, np.float32), np.empty(place + 1, np.int32)
-    cos, sin, scale = outside.cos[place], outside.sin[place], ONE / np.sqrt(F32(head_dim))
     for g in range(first, last):
-        key = qkv[n_head + g]
-        _turn(key, cos, sin, flags.qk_norm, ONE)
-        for i in range(head_dim):
-            keys[g, i, place] = key[i]
-            values[g, place, i] = qkv[n_head + groups + g, i]
         for h in range(g * n_head // groups, (g + 1) * n_head // groups):
-            _turn(qkv[h], cos, sin, flags.qk_norm, scale)
+            _turn(qkv[h], outside.cos[place], outside.sin[place], flags.qk_norm, scale)
             heads[h] = ZERO
             _add_attention(qkv[h], keys[g], values[g], weights, scratch, heads[h])
 
@@ -320,11 +328,18 @@ def read(
     meet(crew)
     for i in range(n_layer):
         normed = _normed(x, layers.attn_gain[i], layers.attn_shift[i], flags.centred)
-        for r0, r1 in ((h0, h1), (n_head + g0, n_head + g1), (n_head + groups + g0, n_head + groups + g1)):
-            _linear(normed, layers.qkv_weight[i], layers.qkv_bias[i], desk.qkv, r0 * head_dim, r1 * head_dim)
+        needed = max(0, n_token - len(desk.logits)) if i == n_layer - 1 else 0  # of the rest keys and values alone
+        for r0, r1, t0 in (
+            (h0, h1, needed), (n_head + g0, n_head + g1, 0), (n_head + groups + g0, n_head + groups + g1, 0)
+        ):  # fmt: skip
+            weight, bias = layers.qkv_weight[i], layers.qkv_bias[i]
+            _linear(normed[t0:], weight, bias, desk.qkv[t0:], r0 * head_dim, r1 * head_dim)
         for t in range(n_token):
-            text = texts[t]
-            _attend(split_qkv[t], keys[text, i], values[text, i], outside, flags, places[t], split_heads[t], g0, g1)
+            text, place = texts[t], places[t]
+            _remember(split_qkv[t], keys[text, i], values[text, i], outside, flags, place, g0, g1)
+            if t >= needed:
+                _attend(split_qkv[t], keys[text, i], values[text, i], outside, flags, place, split_heads[t], g0, g1)
+        x, heads, up, gate = x[needed:], heads[needed:], up[needed:], gate[needed:]
         meet(crew)
         _add_linear(heads, layers.output_weight[i], layers.output_bias[i], x, d0, d1)
         meet(crew)
@@ -332,12 +347,12 @@ def read(
         _linear(normed, layers.up_weight[i], layers.up_bias[i], up, f0, f1)
         if flags.activation == SWIGLU:
             _linear(normed, layers.gate_weight[i], layers.gate_bias[i], gate, f0, f1)
-        for t in range(n_token):
+        for t in range(len(up)):
             _activate(up[t, f0:f1], gate[t, f0:f1], flags.activation)
         meet(crew)
         _add_linear(up, layers.down_weight[i], layers.down_bias[i], x, d0, d1)
         meet(crew)
-    last = _normed(x[max(0, n_token - len(desk.logits)) :], outside.final_gain, outside.final_shift, flags.centred)
+    last = _normed(x, outside.final_gain, outside.final_shift, flags.centred)
     _linear(last, outside.head, np.zeros(len(outside.head), np.float32), desk.logits, v0, v1)
     if flags.softcap > 0:
         cap = F32(flags.softcap)

@@ -196,15 +196,15 @@ class PlainEngine:
     def logits(self, tokens: Sequence[int] | Array, memory: PlainMemory) -> Array:
         """Logits (V,) of what follows ``tokens``, which follow those in ``memory`` and are added to it."""
         with np.errstate(all="ignore"):  # whoever reads the logits asks whether they are finite
-            return self._head(self._read(tokens, memory)[-1:])[0]
+            return self._head(self._read(tokens, memory, n_needed=1))[0]
 
     def all_logits(self, tokens: Sequence[int] | Array, memory: PlainMemory) -> Array:
         """Logits (T, V) of what follows each of ``tokens``; otherwise as ``logits``."""
         with np.errstate(all="ignore"):
-            return self._head(self._read(tokens, memory))
+            return self._head(self._read(tokens, memory, n_needed=len(tokens)))
 
-    def _read(self, tokens: Sequence[int] | Array, memory: PlainMemory) -> Array:
-        """The last block's output (T, D)."""
+    def _read(self, tokens: Sequence[int] | Array, memory: PlainMemory, n_needed: int) -> Array:
+        """The last block's output (N, D) at the last N tokens; of the others it computes keys and values alone."""
         model, start, end = self._model, memory.length, memory.length + len(tokens)
         assert start < end <= self.context_length, f"{len(tokens)} tokens do not fit a memory of {start}"
         x = model.token_table[np.asarray(tokens)]
@@ -213,7 +213,10 @@ class PlainEngine:
         if model.embedding_norm:
             x = self._norm(x, model.embedding_gain, model.embedding_shift)
         for i, layer in enumerate(self._layers):
-            heads = self._attend(self._norm(x, layer.attn_gain, layer.attn_shift), i, memory)
+            normed = self._norm(x, layer.attn_gain, layer.attn_shift)
+            if i == len(self._layers) - 1:
+                x = x[-n_needed:]
+            heads = self._attend(normed, i, memory, n_query=len(x))
             x += _linear(heads, layer.output_weight, layer.output_bias)
             normed = self._norm(x, layer.mlp_gain, layer.mlp_shift)
             up = _linear(normed, layer.up_weight, layer.up_bias)
@@ -222,22 +225,23 @@ class PlainEngine:
         memory.length = end
         return x
 
-    def _attend(self, x: Array, i: int, memory: PlainMemory) -> Array:
-        """Merged heads (T, D) of block ``i``, whose keys and values are added to the memory."""
+    def _attend(self, x: Array, i: int, memory: PlainMemory, n_query: int) -> Array:
+        """Merged heads (N, D) of the last N tokens in block ``i``; the keys and values of all enter the memory."""
         model, start, end = self._model, memory.length, memory.length + len(x)
         n_head, groups, head_dim = model.n_head, model.n_kv_head, model.head_dim
         rows = self._project(x, self._layers[i], start)
         keys, values = memory.keys[i, :, :, :end], memory.values[i, :, :end]
         keys[:, :, start:] = rows[:, n_head : n_head + groups].transpose(1, 2, 0)
         values[:, start:] = rows[:, n_head + groups :].swapaxes(0, 1)
-        query = rows[:, :n_head].reshape(len(x), groups, -1, head_dim).transpose(1, 2, 0, 3)  # (G, R, T, K)
-        scores = query.reshape(groups, -1, head_dim) @ keys  # (G, R·T, S)
-        if len(x) > 1:
-            scores += np.tile(np.triu(np.full((len(x), end), -np.inf, np.float32), start + 1), (n_head // groups, 1))
+        query = rows[-n_query:, :n_head].reshape(n_query, groups, -1, head_dim).transpose(1, 2, 0, 3)  # (G, R, N, K)
+        scores = query.reshape(groups, -1, head_dim) @ keys  # (G, R·N, S)
+        if n_query > 1:
+            future = np.triu(np.full((n_query, end), -np.inf, np.float32), end - n_query + 1)
+            scores += np.tile(future, (n_head // groups, 1))
         scores -= np.maximum.reduce(scores, axis=-1, keepdims=True)
         weights = np.exp(scores, out=scores)
         heads = (weights @ values) / np.add.reduce(weights, axis=-1, keepdims=True)
-        return heads.reshape(query.shape).transpose(2, 0, 1, 3).reshape(x.shape)
+        return heads.reshape(query.shape).transpose(2, 0, 1, 3).reshape(n_query, -1)
 
     def _project(self, x: Array, layer: Layer, start: int) -> Array:
         """Queries, keys and values (T, H + 2G, K) as they enter attention: normed, scaled and rotated."""
