@@ -145,7 +145,9 @@ def distribution(
     largest = scores.max()
     assert largest > -np.inf, "every id is banned"
     if options.temperature == 0:
-        return np.eye(1, len(scores), int(scores.argmax()))[0]
+        certain = np.zeros(len(scores))
+        certain[scores.argmax()] = 1
+        return certain
     if 0 < options.top_k < len(scores):  # before the division, which keeps the order but could round into ties
         _keep_largest(scores, options.top_k)
     with np.errstate(over="ignore"):  # a tiny temperature: −inf is right
@@ -174,9 +176,11 @@ def _keep_nucleus(probabilities: Array, mass: float) -> None:
 
 def draw(probabilities: Array, uniform: float) -> int:
     """The lowest id whose cumulated probability exceeds ``uniform`` in [0, 1): the inverse CDF in id order."""
-    cumulated = np.cumsum(probabilities)
-    last = int(np.flatnonzero(probabilities)[-1])  # if rounding carries uniform · total up to total itself
-    return min(int(np.searchsorted(cumulated, uniform * cumulated[-1], side="right")), last)
+    cumulated = probabilities.cumsum()
+    drawn = int(cumulated.searchsorted(uniform * cumulated[-1], side="right"))
+    if drawn == len(probabilities):  # rounding carried uniform · total up to total itself
+        return int(np.flatnonzero(probabilities)[-1])
+    return drawn
 
 
 def window_start(total: int, context_length: int) -> int:
