@@ -1,6 +1,7 @@
 """The table of recurrent networks against the Transformer: what is counted is right, what is learned is judged."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,12 @@ import torch
 from running import ROOT, Script
 from tiny_runs import told
 
+from minigpt.checkpoint import find_checkpoint
 from minigpt.model import GPT
 from minigpt.recurrent import RecurrentLM
+from minigpt.signals import StopSignal
 from minigpt.studies import compare_learning
-from minigpt.studies.compare_learning import Lesson, accuracy, learned, task
+from minigpt.studies.compare_learning import Lesson, cell_of, learned, task, text
 from minigpt.studies.compare_structure import (
     PARAMETERS,
     Extent,
@@ -26,6 +29,7 @@ from minigpt.studies.compare_structure import (
     steps,
     tokens_of,
 )
+from minigpt.studies.sweep import Cell, Result
 from minigpt.studies.written_out import counted, explicit_attention, logits
 
 COMPARE = ROOT / "scripts" / "compare_recurrent.py"
@@ -34,7 +38,8 @@ KINDS = ("gpt", "rnn", "lstm", "gru")
 
 @pytest.fixture
 def extent(tmp_path: Path) -> Extent:
-    return Extent(kinds=KINDS, quick=True, seeds=1, text="tales", cache_dir=str(tmp_path / "cache"), threads=1)
+    cache = str(tmp_path / "cache")
+    return Extent(kinds=KINDS, quick=True, seeds=1, text="tales", cache_dir=cache, threads=1, folder=tmp_path / "runs")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,32 +115,47 @@ def test_without_a_mask_what_comes_later_is_seen() -> None:
 @pytest.mark.parametrize("kind", ["gpt", "lstm"])
 def test_a_lesson_is_learned_with_the_kind_s_own_optimizer(extent: Extent, kind: str) -> None:
     lesson = task("brackets", 9, 150)
-    run = learned(extent, lesson, kind, 0.01 if kind == "lstm" else 0.03, seed=1)
-    assert run.config.optim.name == ("muon" if kind == "gpt" else "adamw")
-    assert isinstance(run.model, GPT) == (kind == "gpt")
-    assert run.progress.step == 150 and accuracy(run) > 0.7
+    result = learned(extent, lesson, cell_of(lesson, kind, 0.01 if kind == "lstm" else 0.03))
+    config = find_checkpoint(Path(result.run), "last").config
+    assert config.optim.name == ("muon" if kind == "gpt" else "adamw")
+    assert (result.kind, config.model.kind) == (kind, kind)
+    assert result.steps == 150 and result.accuracy > 0.7
+
+
+def test_what_is_trained_is_not_trained_again(extent: Extent, monkeypatch: pytest.MonkeyPatch) -> None:
+    lesson = task("copy", 12, 3, length=4)
+    first = learned(extent, lesson, cell_of(lesson, "gpt", 0.01))
+    monkeypatch.setattr("minigpt.launch.start", lambda *_words, **_options: pytest.fail("trained once more"))
+    assert learned(extent, lesson, cell_of(lesson, "gpt", 0.01)) == first
 
 
 def test_losses_by_place_are_parts_of_the_whole(extent: Extent) -> None:
-    lesson = Lesson({"data": {"source": "tales", "tokenizer": "char", "vocab_size": 0}}, 128, 4, 2)
-    run = learned(extent, lesson, "gru", 0.003, seed=1)
-    losses = compare_learning.loss_by_place(run)
+    lesson = text("tales", 2)
+    result = learned(extent, lesson, cell_of(lesson, "gru", 0.003))
+    losses = compare_learning.loss_by_place(Path(result.run))
     whole = np.average(losses, weights=[end - first for first, end in compare_learning.PLACES])
-    assert whole == pytest.approx(compare_learning.whole_loss(run), rel=0.02)
+    assert whole == pytest.approx(result.loss, rel=0.02)
 
 
-def test_the_command(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = compare_learning.learned
-    trained: list[str] = []
+@pytest.fixture
+def short_lessons(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Two steps each; the kinds that were trained, as they come."""
+    real, trained = compare_learning.learned, []
 
-    def short(extent: Extent, lesson: Lesson, kind: str, rate: float, seed: int, steps: int = 0) -> object:
-        trained.append(kind)
-        return real(extent, lesson, kind, rate, seed, 2)
+    def short(extent: Extent, lesson: Lesson, cell: Cell) -> Result:
+        result = real(extent, lesson, replace(cell, settings=cell.settings | {"train.max_steps": "2"}))
+        trained.append(result.kind)
+        return result
 
     monkeypatch.setattr(compare_learning, "learned", short)
+    return trained
+
+
+def test_the_command(script: Script, tmp_path: Path, short_lessons: list[str], extent: Extent) -> None:
     numbers = tmp_path / "all.json"
     words = ["--quick", "--threads", 1, "--text", "tales", "--cache-dir", tmp_path / "cache", "--json", numbers]
-    answer = script(COMPARE, *words, "--rows", "long-range", "parity", "language", "position")
+    rows = ["long-range", "parity", "language", "position"]
+    answer = script(COMPARE, *words, "--run.dir", tmp_path / "runs", "--rows", *rows)
     assert answer.code == 0, answer.err
     assert all(len(line) <= 80 for line in answer.out.splitlines())
     found = json.loads(numbers.read_text(encoding="utf-8"))
@@ -143,9 +163,23 @@ def test_the_command(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyP
     named = {f"{lesson}, {kind}" for lesson in ("recall", "copy") for kind in ("gpt", "lstm")}
     assert set(found["rows"]["long-range"]["accuracy"]) == named
     assert set(found["rows"]["language"]) == {"tales, gpt", "tales, lstm"} and found["rates"]["gpt"] == 0.03
-    extent = Extent(kinds=("gpt", "lstm"), quick=True, seeds=1, text="tales", cache_dir="", threads=1)
-    rows = ["long-range", "parity", "language"]
-    assert len(trained) == compare_learning.trainings(extent, rows)
+    assert len(short_lessons) == compare_learning.trainings(replace(extent, kinds=("gpt", "lstm")), rows)
+
+
+def test_an_interrupted_comparison_goes_on(
+    script: Script, tmp_path: Path, short_lessons: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--quick", "--threads", 1, "--text", "tales", "--cache-dir", tmp_path / "cache"]
+    words += ["--run.dir", tmp_path / "runs", "--run.name", "mine", "--rows", "parity"]
+    with monkeypatch.context() as patch:
+        patch.setattr(StopSignal, "__call__", lambda self: len(short_lessons) >= 2)
+        patch.setattr(StopSignal, "exit_code", 130)
+        answer = script(COMPARE, *words)
+    assert answer.code == 130 and "parity" not in answer.out
+    assert f"interrupted: what is trained is kept in {tmp_path / 'runs' / 'mine'}" in answer.err
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.safetensors")}
+    assert script(COMPARE, *words).code == 0
+    assert before and all(path.stat().st_mtime_ns == when for path, when in before.items())
 
 
 @pytest.mark.parametrize(
@@ -162,7 +196,6 @@ def test_mistakes(script: Script, words: list[str], sentence: str) -> None:
     assert answer.code == 2 and answer.err.startswith(f"error: {sentence}")
 
 
-def test_a_task_that_does_not_fit_is_told() -> None:
+def test_a_task_that_does_not_fit_is_told(extent: Extent) -> None:
     lesson = task("recall", 9, 1, length=4)
-    extent = Extent(kinds=("gpt",), quick=True, seeds=1, text="tales", cache_dir="", threads=1)
-    assert "the task recall needs 18 tokens" in told(learned, extent, lesson, "gpt", 0.01, 1)
+    assert "the task recall needs 18 tokens" in told(learned, extent, lesson, cell_of(lesson, "gpt", 0.01))

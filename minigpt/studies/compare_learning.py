@@ -1,27 +1,29 @@
 """Rows of the table of recurrent networks against the Transformer that are learned: tasks and texts, equal parameters.
 
-Each kind trains as the program trains it, a Transformer with Muon and a recurrent network with AdamW, which is the only
-one that it has; its rate is the best of a few on ``recall``, and is used in every row.
+Each network is a cell of a sweep, a run of its own: an interrupted comparison goes on where it was. Each kind trains as
+the program trains it, a Transformer with Muon and a recurrent network with AdamW, which is the only one that it has;
+its rate is the best of a few on ``recall``, and is used in every row.
 """
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from minigpt.assembly import assembled
+from minigpt.assembly import restored
+from minigpt.checkpoint import find_checkpoint
 from minigpt.config import merge
 from minigpt.corpus import evaluation_batches
-from minigpt.errors import UserError
+from minigpt.errors import TrainingStopped, UserError
+from minigpt.files import safe_name
 from minigpt.studies.compare_structure import Extent, Row, shape
 from minigpt.studies.measure import table
-from minigpt.studies.sweep import Mean
-from minigpt.training import Run, evaluate, train_step
+from minigpt.studies.sweep import Cell, Mean, Result, run_cells
 
 RATES = {"gpt": (0.01, 0.03), "recurrent": (0.003, 0.01, 0.03)}
 PAIRS = 4  # of recall
@@ -31,10 +33,15 @@ MUON = {"name": "muon", "adam_lr": 0.01, "schedule": "linear"}  # for a Transfor
 PLACES = ((0, 8), (8, 32), (32, 128))  # of a window, over which losses are averaged
 
 
+class Interrupted(Exception):
+    """A signal came; what was trained is kept."""
+
+
 @dataclass(frozen=True)
 class Lesson:
-    """What is learned: tables of its text or task and the amount of it."""
+    """What is learned: tables of its text or task and the amount of it, and the name of the folder of its runs."""
 
+    name: str
     tables: Mapping[str, Any]
     context_length: int
     batch_size: int
@@ -43,44 +50,67 @@ class Lesson:
 
 def task(name: str, context_length: int, steps: int, **options: Any) -> Lesson:
     """A task whose examples have so many tokens."""
-    tables = {"data": {"source": f"task:{name}", "tokenizer": "char"}, "task": {"examples": 20_000, **options}}
-    return Lesson(tables, context_length, 64, steps)
-
-
-def learned(extent: Extent, lesson: Lesson, kind: str, rate: float, seed: int, steps: int = 0) -> Run:
-    """A network of this kind after so many steps (0: the lesson's own number)."""
-    total = steps or lesson.steps
-    fixed = {
-        "run": {"seed": seed, "device": "cpu", "dtype": "float32", "threads": extent.threads, "name": "compared"},
-        "data": {"cache_dir": extent.cache_dir},
-        "model": shape(kind, context_length=lesson.context_length).model_dump(),
-        "optim": {**(MUON if kind == "gpt" else ADAMW), "lr": rate},
-        "train": {"batch_size": lesson.batch_size, "max_steps": total},
+    tables = {
+        "data": {"source": f"task:{name}", "tokenizer": "char"},
+        "task": {"examples": 20_000, **options},
+        "train": {"eval_tokens": 0},
     }
-    parts = assembled(merge(lesson.tables, fixed), config_path=None, source_given=False, init_from=None)
-    run = Run(config=parts.config, corpus=parts.corpus, model=parts.model, optimizers=parts.optimizers)
-    begin = time.perf_counter()
-    for _ in range(total):
-        train_step(run)
-    run.progress.seconds = time.perf_counter() - begin
-    extent.advance(f"{kind}, {lesson.tables['data']['source']}")
-    return run
+    return Lesson(f"{name}-{context_length}", tables, context_length, 64, steps)
 
 
-def accuracy(run: Run) -> float:
-    """On examples for validation."""
-    corpus = run.corpus
-    return evaluate(
-        run.model, corpus.val, run.config, corpus.tokenizer.byte_lengths, targets=corpus.targets["val"]
-    ).accuracy
+def text(source: str, steps: int) -> Lesson:
+    """A text in windows of 128 characters, validated on 100,000 tokens at most."""
+    tables = {"data": {"source": source, "tokenizer": "char", "vocab_size": 0}, "train": {"eval_tokens": 100_000}}
+    return Lesson(safe_name(source), tables, 128, 16, steps)
+
+
+def learned(extent: Extent, lesson: Lesson, cell: Cell) -> Result:
+    """What a network has come to, trained now unless a run of these settings is there.
+
+    Raises:
+        Interrupted: if a signal came before it was done.
+        TrainingStopped: if its loss was not finite.
+    """
+    kind = cell.settings["model.kind"]
+    shaped = shape(kind, context_length=lesson.context_length)
+    common = {
+        "run": {"device": "cpu", "dtype": "float32", "threads": extent.threads},
+        "data": {"cache_dir": extent.cache_dir},
+        "model": shaped.model_dump(),
+        "optim": MUON if kind == "gpt" else ADAMW,
+        "train": {"batch_size": lesson.batch_size, "eval_interval": 0},
+    }
+    folder = extent.folder / lesson.name
+    found = run_cells(
+        [cell], merge(lesson.tables, common), folder, config_path=None, stop=extent.stop, say=lambda _line: None
+    )
+    if not found:
+        raise Interrupted
+    extent.advance(f"{kind}, {lesson.name}")
+    [(_, result)] = found
+    if result.failed:
+        raise TrainingStopped(f"{result.run}: {result.failed}")
+    return result
+
+
+def cell_of(lesson: Lesson, kind: str, rate: float, seed: int = 1, steps: int = 0) -> Cell:
+    """A training of so many steps (0: the lesson's own number)."""
+    settings = {"model.kind": kind, "optim.lr": f"{rate:g}", "train.max_steps": str(steps or lesson.steps)}
+    return Cell(settings, seed)
+
+
+def accuracies(extent: Extent, lesson: Lesson, kind: str, rate: float) -> list[float]:
+    """On examples for validation, of each seed."""
+    todo = [cell_of(lesson, kind, rate, seed) for seed in range(1, extent.seeds + 1)]
+    return [learned(extent, lesson, cell).accuracy for cell in todo]
 
 
 def best_rates(extent: Extent) -> dict[str, float]:
     """For each kind the rate that learns ``recall`` best: by accuracy, then by loss."""
     lesson, found = recall(extent, 8), {}
     for kind in extent.kinds:
-        tried = {rate: learned(extent, lesson, kind, rate, seed=1) for rate in rates(kind, extent)}
-        found[kind] = min(tried, key=lambda rate: (-accuracy(tried[rate]), tried[rate].progress.train_loss))
+        tried = {rate: learned(extent, lesson, cell_of(lesson, kind, rate)) for rate in rates(kind, extent)}
+        found[kind] = min(tried, key=lambda rate: (-tried[rate].accuracy, tried[rate].loss))
     return found
 
 
@@ -116,11 +146,7 @@ def long_range(extent: Extent, chosen: Mapping[str, float]) -> Row:
     for name, lesson_at in (("recall", recall), ("copy", copy)):
         for kind in extent.kinds:
             found[f"{name}, {kind}"] = {
-                str(d): [
-                    accuracy(learned(extent, lesson_at(extent, d), kind, chosen[kind], seed))
-                    for seed in range(1, extent.seeds + 1)
-                ]
-                for d in distances(extent)
+                str(d): accuracies(extent, lesson_at(extent, d), kind, chosen[kind]) for d in distances(extent)
             }
     rows = [["right, at a distance of", *map(str, distances(extent))]]
     rows += [[name, *(percent(values) for values in by.values())] for name, by in found.items()]
@@ -136,10 +162,7 @@ def parity(extent: Extent, chosen: Mapping[str, float]) -> Row:
     """The task that recurrence wins: every bit counts."""
     length = 17 if extent.quick else 33
     lesson = task("parity", length, 500 if extent.quick else 1000)
-    found = {
-        kind: [accuracy(learned(extent, lesson, kind, chosen[kind], seed)) for seed in range(1, extent.seeds + 1)]
-        for kind in extent.kinds
-    }
+    found = {kind: accuracies(extent, lesson, kind, chosen[kind]) for kind in extent.kinds}
     rows = [["", f"right, of {length - 1} bits"], *([kind, percent(values)] for kind, values in found.items())]
     return Row(
         "where recurrence wins: parity",
@@ -154,20 +177,19 @@ def language(extent: Extent, chosen: Mapping[str, float]) -> Row:
     steps = 60 if extent.quick else 400
     lines, numbers = [], {}
     for source in texts(extent):
-        tables = {"data": {"source": source, "tokenizer": "char", "vocab_size": 0}}
-        lesson = Lesson(tables, 128, 16, steps)
+        lesson = text(source, steps)
         try:
-            equal = {kind: learned(extent, lesson, kind, chosen[kind], seed=1) for kind in extent.kinds}
+            equal = {k: learned(extent, lesson, cell_of(lesson, k, chosen[k])) for k in extent.kinds}
         except UserError as error:
             lines += [f"{source}: left out ({error})"]
             continue
-        quickest = min(run.progress.seconds for run in equal.values())
-        slower = {kind: max(1, round(steps * quickest / run.progress.seconds)) for kind, run in equal.items()}
-        timed = {kind: learned(extent, lesson, kind, chosen[kind], 1, slower[kind]) for kind in extent.kinds}
+        quickest = min(result.seconds for result in equal.values())
+        slower = {k: max(1, round(steps * quickest / result.seconds)) for k, result in equal.items()}
+        timed = {k: learned(extent, lesson, cell_of(lesson, k, chosen[k], steps=slower[k])) for k in extent.kinds}
         places = [f"{first}-{end}" for first, end in PLACES]
         rows = [[source, f"{steps * 2048:,} tokens", f"{quickest:.0f} s", *places]]
-        for kind, run in equal.items():
-            losses = [whole_loss(run), whole_loss(timed[kind]), *loss_by_place(run)]
+        for kind, result in equal.items():
+            losses = [result.loss, timed[kind].loss, *loss_by_place(Path(result.run))]
             rows.append([kind, *(f"{loss:.3f}" for loss in losses)])
             names = ("equal_tokens", "equal_seconds", *places)
             numbers[f"{source}, {kind}"] = dict(zip(names, losses, strict=True))
@@ -185,14 +207,11 @@ def texts(extent: Extent) -> list[str]:
     return list(dict.fromkeys(["tales", extent.text]))
 
 
-def whole_loss(run: Run) -> float:
-    """On the validation part, 100,000 tokens of it at most."""
-    return evaluate(run.model, run.corpus.val[:100_001], run.config, run.corpus.tokenizer.byte_lengths).loss
-
-
 @torch.inference_mode()
-def loss_by_place(run: Run) -> list[float]:
-    """Mean loss over the places of PLACES, in windows of the validation part."""
+def loss_by_place(path: Path) -> list[float]:
+    """Mean loss of a run over the places of PLACES, in windows of the validation part."""
+    checkpoint = find_checkpoint(path, "best")
+    run = restored(checkpoint, checkpoint.config)
     run.model.eval()
     losses = []
     for inputs, targets in evaluation_batches(run.corpus.val[:50_001], 128, 64):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +39,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is measured, and on what; ``advance`` is told of each training when it is done."""
+    """How much is measured, and on what.
+
+    ``folder`` takes the runs of what is trained; ``stop`` is asked before each step, and ``advance`` told of each
+    training when it is done.
+    """
 
     kinds: tuple[str, ...]
     quick: bool
@@ -46,6 +51,8 @@ class Extent:
     text: str
     cache_dir: str
     threads: int
+    folder: Path
+    stop: Callable[[], bool] = field(default=lambda: False)
     advance: Callable[[str], None] = field(default=lambda _what: None)
 
     @property

@@ -14,7 +14,7 @@ from minigpt.attention import attention, causal_mask
 from minigpt.model import GPT
 from minigpt.recurrent import RecurrentLM
 
-PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "linear", "matmul"}
+PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "linear", "_linear_pointwise", "matmul"}
 
 
 def recurrent_logits(model: RecurrentLM, tokens: Tensor) -> Tensor:
@@ -99,8 +99,8 @@ class _Counting(TorchDispatchMode):
         depth = max((count.depths.get(item.untyped_storage().data_ptr(), 0) for item in given), default=0)
         if func.overloadpacket.__name__ in PRODUCTS:
             depth += 1
-            left, right = [item for item in given if item.ndim >= 2][-2:]
-            count.operations += 2 * left.numel() * right.shape[-1]
+            left, _right = [item for item in given if item.ndim >= 2][-2:]
+            count.operations += 2 * out.numel() * left.shape[-1]
         for item in _flat((out,)):
             if isinstance(item, Tensor):
                 address = item.untyped_storage().data_ptr()
