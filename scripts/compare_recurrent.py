@@ -57,27 +57,25 @@ def main() -> int:
     folder = Path(options.__dict__["run.dir"]) / safe_name(options.__dict__["run.name"])
     found: dict[str, compare_structure.Row] = {}
     rates: dict[str, float] = {}
-    with (
-        StopSignal() as stop,
-        tqdm(file=sys.stderr, unit="training", leave=False, disable=None, dynamic_ncols=True) as bar,
-    ):
+    stop = StopSignal()
 
-        def advance(what: str) -> None:
-            bar.set_postfix_str(what)
-            bar.update()
+    def advance(what: str) -> None:
+        bar.set_postfix_str(what, refresh=False)
+        bar.update()
 
-        extent = compare_structure.Extent(
-            kinds=kinds,
-            quick=options.quick,
-            seeds=1 if options.quick else options.seeds,
-            text=options.text,
-            cache_dir=options.cache_dir,
-            threads=threads,
-            folder=folder,
-            stop=stop,
-            advance=advance,
-        )
-        bar.total = compare_learning.trainings(extent, rows)
+    extent = compare_structure.Extent(
+        kinds=kinds,
+        quick=options.quick,
+        seeds=1 if options.quick else options.seeds,
+        text=options.text,
+        cache_dir=options.cache_dir,
+        threads=threads,
+        folder=folder,
+        stop=stop,
+        advance=advance,
+    )
+    total = compare_learning.trainings(extent, rows)
+    with stop, tqdm(total=total, unit="training", leave=False, disable=None, dynamic_ncols=True) as bar:
         try:
             if set(rows) & set(LEARNING):
                 bar.set_description("learning rates")

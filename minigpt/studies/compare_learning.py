@@ -61,7 +61,7 @@ def task(name: str, context_length: int, steps: int, **options: Any) -> Lesson:
 def text(source: str, steps: int) -> Lesson:
     """A text in windows of 128 characters, validated on 100,000 tokens at most."""
     tables = {"data": {"source": source, "tokenizer": "char", "vocab_size": 0}, "train": {"eval_tokens": 100_000}}
-    return Lesson(safe_name(source), tables, 128, 16, steps)
+    return Lesson(safe_name(Path(source).stem), tables, 128, 16, steps)
 
 
 def learned(extent: Extent, lesson: Lesson, cell: Cell) -> Result:
