@@ -68,7 +68,8 @@ const Attention = (() => {
     const [query, key, value] = [...how.inputs].map((letter) => parts[letter]);
     const [nQuery, nKey, size] = [query.length, key.length, query[0].length];
     if (size !== key[0].length || nKey !== value.length) return null;
-    if (nQuery !== nKey && (how.swapped || how.transposed || how.mask === "transposed")) return null;
+    const isTurned = how.swapped || how.transposed || (problem.mask && how.mask === "transposed");
+    if (isTurned && nQuery !== nKey) return null;
     const factor = factors(size, value[0].length, nKey)[how.scale];
     const raw = how.swapped ? scores(key, query) : scores(query, key);
     const divided = times(raw, factor);

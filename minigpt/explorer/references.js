@@ -59,11 +59,11 @@ const References = (() => {
   }
 
   function rule(name, ids, tokenizer) {
-    const width = /^window:(\d+)$/.exec(name)?.[1];
+    const width = /^window:([1-9]\d*)$/.exec(name)?.[1];
     if (width) return (t, s) => s > t - width;
-    if (name in byPosition) return byPosition[name];
-    if (name in byIdentity) return byIdentity[name](ids);
-    if (!(name in byText)) throw new Error(`${name}: no such reference; there are ${names.join(", ")}`);
+    if (Object.hasOwn(byPosition, name)) return byPosition[name];
+    if (Object.hasOwn(byIdentity, name)) return byIdentity[name](ids);
+    if (!Object.hasOwn(byText, name)) throw new Error(`${name}: no such reference; there are ${names.join(", ")}`);
     const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
     return byText[name](Array.from(ids, (id) => decoder.decode(tokenizer.bytes(id))));
   }
@@ -74,7 +74,7 @@ const References = (() => {
     return texts.map((text, t) => {
       for (const character of text) {
         if (OPENING.has(character)) stillOpen.push({ character, t });
-        else if (character in BRACKETS && stillOpen.at(-1)?.character === BRACKETS[character]) stillOpen.pop();
+        else if (stillOpen.length && stillOpen.at(-1).character === BRACKETS[character]) stillOpen.pop();
       }
       return stillOpen.at(-1)?.t ?? -1;
     });
