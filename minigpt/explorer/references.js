@@ -1,13 +1,15 @@
 "use strict";
 
 /**
- * Fixed attention patterns that heads are held against, and how near heads are to them: the definitions of
- * minigpt/inspection. Row 0 is left out by every pattern: it has one key, so that all heads agree there with everything.
+ * Fixed attention patterns that heads are held against, and how near heads are to them, as minigpt/inspection defines
+ * it. Row 0 is left out by every pattern: it has one key, so that all heads agree there with everything.
  *
  * Axes: T tokens; row t has the keys 0 … t.
  */
 const References = (() => {
-  const names = ["uniform", "previous", "first", "self", "window:4", "duplicate", "induction", "punctuation", "brackets"];
+  const names = [
+    "uniform", "previous", "first", "self", "window:4", "duplicate", "induction", "punctuation", "brackets",
+  ];
   const NEAR = 0.5; // largest total variation of a head that is named after a reference
   const NEAR_UNIFORM = 0.1; // ... and after uniform
   const BRACKETS = { ")": "(", "]": "[", "}": "{", "）": "（", "］": "［", "」": "「", "』": "『", "】": "【", "》": "《" };

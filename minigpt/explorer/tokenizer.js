@@ -114,7 +114,8 @@ const Tokenizer = (() => {
       const isUnknown = (id) => typeof id === "string";
       const unknown = found.filter(isUnknown);
       if (unknown.length === 0) return found;
-      if (this.#isFallback) return found.flatMap((id) => (isUnknown(id) ? Array.from(utf8(id), (byte) => byte.charCodeAt(0) + 1) : id));
+      const asBytes = (character) => Array.from(new TextEncoder().encode(character), (byte) => byte + 1);
+      if (this.#isFallback) return found.flatMap((id) => (isUnknown(id) ? asBytes(id) : id));
       if (this.#unseen === "skip") return found.filter((id) => !isUnknown(id));
       const replacement = ["\ufffd", "?", " "].map((sign) => this.#ids.get(sign)).find((id) => id);
       if (this.#unseen === "stop" || !replacement) throw unseenError(unknown);
@@ -123,11 +124,13 @@ const Tokenizer = (() => {
 
     #encodeBytes(text) {
       const pieces = Array.from(text.matchAll(this.#pattern), ([piece]) => piece);
-      if (pieces.join("") !== text) throw new Error("the tokenizer is damaged: its split pattern does not take in every text");
+      if (pieces.join("") !== text) {
+        throw new Error("the tokenizer is damaged: its split pattern does not take in every text");
+      }
       return pieces.flatMap((piece) => this.#merge(utf8(piece)));
     }
 
-    /** A piece's ids: the two neighbours whose union has the lowest id become one, the first of equals, while there are. */
+    /** A piece's ids: while two neighbours have an id together, those of the lowest become one, of equals the first. */
     #merge(piece) {
       if (this.#ids.has(piece)) return [this.#ids.get(piece)];
       const starts = Array.from({ length: piece.length + 1 }, (_, i) => i); // of the parts, and the end

@@ -2,7 +2,7 @@
 
 const assert = require("node:assert");
 
-/** Nested lists of the same shape whose numbers differ by at most `tolerance` of the largest (and of 1); null is NaN. */
+/** Nested lists whose numbers differ by at most `tolerance` of the largest, or of 1 if all are less; null is NaN. */
 function near(found, expected, tolerance, what = "") {
   const [a, b] = [flat(found), flat(expected)];
   assert.strictEqual(a.length, b.length, what);
@@ -13,6 +13,8 @@ function near(found, expected, tolerance, what = "") {
   });
 }
 
-const flat = (numbers) => (numbers === null || typeof numbers === "number" ? [numbers] : Array.from(numbers).flatMap(flat));
+function flat(numbers) {
+  return numbers === null || typeof numbers === "number" ? [numbers] : Array.from(numbers).flatMap(flat);
+}
 
 module.exports = { near };
