@@ -44,6 +44,7 @@ def task_corpus(config: Config, tokenizer: Tokenizer | None = None) -> Corpus:
             f"data.source = {config.data.source}: these weights were trained with other symbols than the task has; "
             "give the same task.symbols, or train anew"
         )
+    idle = task.idle_options(options)
     counts = {part: options.examples if part == "train" else options.held_out for part in PARTS}
     drawn = {
         part: examples(name, options, length=length, count=count, seed=config.run.seed, part=part)
@@ -55,7 +56,7 @@ def task_corpus(config: Config, tokenizer: Tokenizer | None = None) -> Corpus:
         train=tokens["train"],
         val=tokens["val"],
         test=tokens["test"],
-        notes=(),
+        notes=tuple(f"task.{key} changes nothing: the task {name} has no such option" for key in idle),
         fingerprint=digest(TASK_FORMAT, config.data.source, options.model_dump(), length, config.run.seed),
         targets={part: np.append(some.targets, NONE) for part, some in drawn.items()},
     )

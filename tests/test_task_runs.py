@@ -14,14 +14,14 @@ from tiny_runs import after, begun, new_run, rows, told
 from torch.nn import functional as F
 
 from minigpt.checkpoint import find_checkpoint
-from minigpt.config import merge, validate
+from minigpt.config import TaskConfig, merge, validate
 from minigpt.corpora import corpus_of
 from minigpt.corpus import batch
 from minigpt.inspection.links import link_masses, task_texts
 from minigpt.inspection.nulls import fresh_network
 from minigpt.inspection.subject import load_subject
 from minigpt.launch import resume, start
-from minigpt.tasks.synthetic import NONE, TASKS, Examples, Task
+from minigpt.tasks.synthetic import NONE, TASKS, Examples, Task, examples
 from minigpt.training import UNCOUNTED, next_batch, train_step
 
 COMPARE = ROOT / "scripts" / "compare_attention.py"
@@ -190,3 +190,23 @@ def test_weights_go_on_with_the_same_symbols_alone(task: Tables) -> None:
 
 def test_tales_are_a_task_too() -> None:
     assert validate({"data": {"source": "task:tales"}}).data.source == "tales"
+
+
+def test_an_option_of_another_task_is_told(task: Tables) -> None:
+    def notes(source: str, **options: object) -> tuple[str, ...]:
+        return corpus_of(validate(merge(task, {"data": {"source": source}, "task": options}))).notes
+
+    assert notes("task:copy", order="reversed") == ()
+    assert notes("task:brackets", order="sorted", depth=3) == tuple(
+        f"task.{key} changes nothing: the task brackets has no such option" for key in ("order", "symbols", "length")
+    )
+
+
+def test_every_option_of_a_task_changes_its_examples() -> None:
+    other = {"order": "sorted", "symbols": 40, "length": 3, "distance": 8, "depth": 2}
+    for name, task in TASKS.items():
+        usual = examples(name, TaskConfig(), length=24, count=8, seed=1, part="train").tokens
+        for key in other:
+            changed = TaskConfig.model_validate({key: other[key]})
+            drawn = examples(name, changed, length=24, count=8, seed=1, part="train").tokens
+            assert np.array_equal(usual, drawn) == (key not in task.options), f"{name}, {key}"

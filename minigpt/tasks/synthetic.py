@@ -45,6 +45,13 @@ class Task:
 
     alphabet: Callable[[TaskConfig], str]
     draw: Callable[[np.random.Generator, int, int, TaskConfig], Examples]
+    options: tuple[str, ...] = ()  # of [task], that change what is drawn
+
+    def idle_options(self, options: TaskConfig) -> list[str]:
+        """Those that are set and change nothing in this task."""
+        used = {*self.options, "examples", "held_out"}
+        usual = TaskConfig()
+        return [key for key, value in options.model_dump().items() if key not in used and value != getattr(usual, key)]
 
 
 def task_named(name: str) -> Task:
@@ -258,9 +265,9 @@ def _require(name: str, what: str, used: int, length: int) -> None:
 
 
 TASKS = {
-    "copy": Task(_symbols_alphabet, _copy),
-    "induction": Task(_symbols_alphabet, _induction),
-    "recall": Task(_symbols_alphabet, _recall),
-    "brackets": Task(_brackets_alphabet, _brackets),
+    "copy": Task(_symbols_alphabet, _copy, ("order", "symbols", "length", "distance")),
+    "induction": Task(_symbols_alphabet, _induction, ("symbols", "length", "distance")),
+    "recall": Task(_symbols_alphabet, _recall, ("symbols", "length", "distance")),
+    "brackets": Task(_brackets_alphabet, _brackets, ("depth",)),
     "parity": Task(lambda _options: BITS, _parity),
 }

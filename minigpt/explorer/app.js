@@ -1,0 +1,113 @@
+/**
+ * What all views share: the state, which the address keeps; the trace of the text; and who is told when it changes.
+ * A view is `{name, tab, create(root, app), update(app, changed)}`; `changed` is a set of names of state, and "trace".
+ */
+class App {
+  static KINDS = { layer: Number, head: Number, row: Number, key: Number, step: Number, model: Number };
+
+  constructor(payload, engines, tokenizer, views) {
+    Object.assign(this, { payload, engines, tokenizer, views });
+    this.trace = null;
+    this.mistake = "";
+    this.turn = 0;
+    this.state = {
+      tab: payload.view && views.some((view) => view.tab === payload.view) ? payload.view : engines.length ? "look" : "worked",
+      lang: payload.lang, text: payload.text, model: 0, layer: 0, head: 0, row: -1, key: 0, step: 1,
+      ...this.fromAddress(),
+    };
+  }
+
+  get engine() {
+    return this.engines[Math.min(this.state.model, this.engines.length - 1)];
+  }
+
+  /** A sentence or word of the interface, with {names} filled in. */
+  t(key, values = {}) {
+    const table = this.state.lang === "ja" ? STRINGS_JA : STRINGS_EN;
+    const text = table[key] ?? STRINGS_EN[key] ?? key;
+    return text.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
+  }
+
+  fromAddress() {
+    const found = {};
+    for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
+      const number = Number(value);
+      if (!(name in App.KINDS)) found[name] = value;
+      else if (Number.isInteger(number)) found[name] = number;
+    }
+    return found;
+  }
+
+  toAddress() {
+    clearTimeout(this.waiting);
+    this.waiting = setTimeout(() => {
+      const shown = Object.entries(this.state).filter(([, value]) => value !== "" && value != null);
+      try {
+        history.replaceState(null, "", `#${new URLSearchParams(shown)}`);
+      } catch {
+        // a sandboxed frame has no history of its own
+      }
+    }, 150);
+  }
+
+  /** Change the state; the text and the checkpoint bring a new trace with them. */
+  async set(changes) {
+    const changed = new Set(Object.keys(changes).filter((name) => this.state[name] !== changes[name]));
+    Object.assign(this.state, changes);
+    if (changed.has("text") || changed.has("model")) await this.retrace(changed);
+    else if (changed.size) this.tell(changed);
+  }
+
+  /** The trace of the state's text; a mistake in it is shown, and the last trace stays. */
+  async retrace(changed = new Set()) {
+    const turn = ++this.turn;
+    if (!this.engine) return this.tell(changed);
+    try {
+      const ids = this.engine.canType ? this.tokenizer.encode(this.state.text) : this.engine.ids(this.state.text);
+      const kept = ids.slice(0, this.engine.contextLength);
+      this.mistake = ids.length > kept.length ? this.t("tooLong", { n: this.engine.contextLength, all: ids.length }) : "";
+      const trace = kept.length ? await this.engine.trace(kept) : null;
+      if (turn !== this.turn) return; // a later text is on its way
+      if (!trace) this.mistake = this.t("empty");
+      const followed = !this.trace || this.state.row < 0 || this.state.row === this.trace.length - 1;
+      if (trace) {
+        this.trace = trace;
+        if (followed || this.state.row >= trace.length) this.state.row = trace.length - 1;
+      }
+      changed.add("trace").add("row");
+    } catch (error) {
+      if (turn !== this.turn) return;
+      this.mistake = error.message;
+    }
+    this.tell(changed.add("mistake"));
+  }
+
+  tell(changed) {
+    this.clamp();
+    this.toAddress();
+    for (const view of this.views) {
+      if (view.tab === this.state.tab && view.root) view.update(this, changed);
+    }
+    if (this.onchange) this.onchange(changed);
+  }
+
+  /** Numbers that came from the address may be out of range. */
+  clamp() {
+    const { state, engine, trace } = this;
+    if (!engine) return;
+    const within = (x, n) => Math.max(0, Math.min(n - 1, x));
+    state.model = within(state.model, this.engines.length);
+    state.layer = within(state.layer, engine.sizes.n_layer);
+    state.head = within(state.head, engine.sizes.n_head);
+    if (trace) {
+      state.row = within(state.row, trace.length);
+      state.key = within(state.key, trace.length);
+    }
+    state.step = Math.max(1, Math.min(6, state.step));
+  }
+
+  /** "5 ␣the", to name a place of the text. */
+  place(t) {
+    return `${t} ${this.tokenizer.show(this.trace.ids[t])}`;
+  }
+}
