@@ -41,6 +41,7 @@ def main() -> None:
         unseen=options.unseen,
         half=options.f16,
         compare=options.compare,
+        live=options.serve,
         opening=Opening(view=options.view, lang=options.lang),
     )
     if options.export:

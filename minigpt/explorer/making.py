@@ -42,6 +42,7 @@ class Wish:
     unseen: str | None = None  # what becomes of characters that the tokenizer has never seen; None: as in the run
     half: bool = False
     compare: Path | None = None
+    live: bool = False  # whether a server will compute what the page can't
     opening: Opening = field(default_factory=Opening)
 
 
@@ -65,15 +66,17 @@ def made(run: Path, wish: Wish) -> Made:
     earlier = before_training(checkpoint)
     before = load_model(earlier, half=True) if earlier else None
     models = [chosen, compared_model(chosen, wish.compare)] if wish.compare else [chosen]
-    shown = Shown(models, tokenizer, wish.opening)
-    ids = opening_ids(checkpoint, tokenizer, wish, captured=not shown.fits)
+    shown = Shown(models, tokenizer, wish.opening, wish.live)
+    if wish.half and not shown.fits:
+        raise UserError(f"--f16: halves weights, and of {chosen.parameters:,} the page carries none; leave it out")
+    ids = opening_ids(checkpoint, tokenizer, wish, captured=shown.captured)
     texts = [tokenizer.decode(some.tolist()).rstrip("\ufffd") for some in ids]
     shown = replace(shown, opening=replace(wish.opening, texts=texts))
     film = film_entry(checkpoint.path.parent.parent, say) if checkpoint.path.parent.name == "checkpoints" else None
     payload = payload_of(shown, ids, before=before, film=film)
     if before and shown.fits and not wish.compare:
         add_before(payload, before)
-    if not shown.fits:
+    if shown.captured:
         say(told_captured(chosen, ids, payload))
     return Made(payload, models)
 

@@ -27,7 +27,6 @@ class Page:
     """A page with its data; a notebook shows it in a frame that can reach nothing of the notebook."""
 
     payload: Mapping[str, Any]
-    parts: Path = PARTS
 
     def html(self) -> str:
         """The whole file."""
@@ -35,12 +34,12 @@ class Page:
 
         def inlined(match: re.Match[str]) -> str:
             tag, name = ("style", match[1]) if match[1] else ("script", match[2])
-            content = "\n" + (self.parts / name).read_text(encoding="utf-8")
+            content = "\n" + (PARTS / name).read_text(encoding="utf-8")
             assert not re.search(r"</(script|style)|<!--", content, re.IGNORECASE), f"{name} would end its own tag"
             hashes[tag].append(_hash(content))
             return f"<{tag}>{content}</{tag}>"
 
-        page = _PART.sub(inlined, (self.parts / "page.html").read_text(encoding="utf-8"))
+        page = _PART.sub(inlined, (PARTS / "page.html").read_text(encoding="utf-8"))
         page = page.replace(_HEAD, f"{_HEAD}{self._policy(hashes)}\n", 1)
         data = as_script(self.payload)
         return _DATA.sub(lambda match: match[1] + data + match[2], page, count=1)

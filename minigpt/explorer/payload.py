@@ -6,9 +6,8 @@ Needs no torch: a page is made in a second.
 import base64
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 from minigpt.checkpoint import Checkpoint, checkpoint_path, find_checkpoint, read_checkpoint
 from minigpt.errors import UserError
 from minigpt.explorer.capture import blob, capture, captured_entry, lower_triangle
-from minigpt.inspection.compare import closeness
+from minigpt.inspection.compare import Null, closeness
 from minigpt.inspection.film import read_film
 from minigpt.inspection.patterns import parse_reference
 from minigpt.normal_form import Array, NormalForm, from_checkpoint
@@ -77,16 +76,22 @@ class Opening:
 
 @dataclass(frozen=True)
 class Shown:
-    """The models of a page, and what its texts are."""
+    """The models of a page, and how it opens."""
 
-    models: Sequence[Model]  # the chosen one first
+    models: list[Model]  # the chosen one first
     tokenizer: Tokenizer
-    opening: Opening = field(default_factory=Opening)
+    opening: Opening
+    live: bool = False  # whether a server computes what the page can't
 
     @property
     def fits(self) -> bool:
-        """Whether the page carries weights, and so takes any text."""
+        """Whether the page carries the weights."""
         return all(model.parameters <= PARAMETERS for model in self.models)
+
+    @property
+    def captured(self) -> bool:
+        """Whether the page has nothing but some texts."""
+        return not self.fits and not self.live
 
 
 # ── models ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -176,31 +181,10 @@ def tokenizer_entry(tokenizer: Tokenizer) -> dict[str, Any]:
         "kind": "bpe" if bpe else "char",
         "end": END,
         "tokens": [base64.b64encode(token).decode("ascii") for token in tokens],
-        "pattern": javascript_pattern(tokenizer.pattern) if bpe else "",
+        "pattern": tokenizer.pattern if bpe else "",
         "byte_fallback": not bpe and tokenizer.byte_fallback,
         "unseen": tokenizer.unseen,
     }
-
-
-def javascript_pattern(pattern: str) -> str:
-    r"""A split pattern of tiktoken's as JavaScript reads it with the flags ``gu``.
-
-    Rust's ``\s`` is White_Space, JavaScript's nearly; ``(?i:...)`` is young there, so letters become pairs; possessive
-    quantifiers are unknown, and in these patterns, where what follows never matches what they took, plain ones do.
-    """
-    pattern = re.sub(r"\(\?i:([^)]*)\)", lambda group: f"(?:{_either_case(group[1])})", pattern)
-    pattern = re.sub(r"([*+?}])\+", r"\1", pattern)
-    return pattern.replace(r"\s", r"\p{White_Space}").replace(r"\S", r"\P{White_Space}")
-
-
-def _either_case(text: str) -> str:
-    """``ve|[sd]`` → ``[vV][eE]|[sS\u017fdD]``: ſ is an s too where case does not count."""
-    pieces = []
-    for part in re.split(r"(\[[^]]*\])", text):
-        letters = re.sub("[a-z]", lambda letter: letter[0] + letter[0].upper() + "\u017f" * (letter[0] == "s"), part)
-        alone = re.sub("[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}{'ſ' * (letter[0] == 's')}]", part)
-        pieces.append(letters if part.startswith("[") else alone)
-    return "".join(pieces)
 
 
 def run_entry(model: Model) -> dict[str, Any]:
@@ -248,15 +232,23 @@ def spread(steps: Sequence[int], sizes: Mapping[int, int], most: int) -> list[in
 
 
 def nulls_entry(before: Model | None, tokenizer: Tokenizer, ids: Array) -> dict[str, Any] | None:
-    """For each reference that the text defines, the lift of the untrained network's heads: median and largest."""
+    """For each reference that the text defines, how near the heads of the network are before training.
+
+    Median and largest lift, and the first percentile of the total variation.
+    """
     if before is None or len(ids) < 2:
         return None
     maps = capture(before.form, ids).weights
     found: dict[str, Any] = {}
     for name in NULL_REFERENCES:
-        lift = closeness(maps, parse_reference(name, tokenizer).pattern(ids)).lift
-        if np.isfinite(lift).all():
-            found[name] = {"median": float(np.median(lift)), "maximum": float(lift.max())}
+        near = closeness(maps, parse_reference(name, tokenizer).pattern(ids))
+        if np.isfinite(near.lift).all():
+            found[name] = {
+                "heads": near.lift.size,
+                "median": float(np.median(near.lift)),
+                "maximum": float(near.lift.max()),
+                "first_percentile": Null(near.total_variation.ravel()).first_percentile,
+            }
     return found
 
 
@@ -277,27 +269,29 @@ def payload_of(shown: Shown, ids: Sequence[Array], *, before: Model | None, film
         before: the model before training, for what chance gives.
         film: see ``film_entry``.
     """
-    chosen, texts = shown.models[0], shown.opening.texts
-    captured = (
-        []
-        if shown.fits
-        else [(model, text, some) for model in shown.models for text, some in zip(texts, ids, strict=True)]
-    )
+    chosen, opening = shown.models[0], shown.opening
     return {
         "format": FORMAT,
-        "lang": shown.opening.lang,
+        "lang": opening.lang,
         "title": chosen.checkpoint.config.run.name,
-        "view": shown.opening.view,
-        "text": texts[0] if texts else "",
-        "texts": list(texts),
+        "view": opening.view,
+        "text": opening.texts[0] if opening.texts else "",
+        "texts": list(opening.texts),
         "models": [model_entry(model) for model in shown.models] if shown.fits else [],
         "tokenizer": tokenizer_entry(shown.tokenizer),
-        "captured": [
-            {**model.about, "text": text, **captured_entry(model.form, some)} for model, text, some in captured
-        ],
+        "captured": [entry for model in shown.models * shown.captured for entry in text_entries(model, shown, ids)],
         "server": None,
         "nulls": nulls_entry(before, shown.tokenizer, ids[0]) if ids else None,
         "examples": examples(),
         "film": film,
         "run": run_entry(chosen),
     }
+
+
+def text_entries(model: Model, shown: Shown, ids: Sequence[Array]) -> list[dict[str, Any]]:
+    """What a model did with each of the texts, computed in float64."""
+    form = model.form.astype(np.float64)
+    return [
+        {**model.about, "text": text, **captured_entry(form, some)}
+        for text, some in zip(shown.opening.texts, ids, strict=True)
+    ]
