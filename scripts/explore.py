@@ -21,10 +21,9 @@ from pathlib import Path
 
 from minigpt.cli import parse_options, run_script
 from minigpt.errors import UserError
-from minigpt.explorer.making import Made, Wish, made, megabytes
-from minigpt.explorer.page import Page
+from minigpt.explorer.making import Made, Wish, export, made
 from minigpt.explorer.payload import VIEWS, Opening
-from minigpt.files import check_writable, write_whole
+from minigpt.files import check_writable
 from minigpt.text_options import add_unseen_option
 
 PORT = 8765
@@ -45,8 +44,9 @@ def main() -> None:
         opening=Opening(view=options.view, lang=options.lang),
     )
     if options.export:
-        check_writable("--export", options.export)
-        export(prepared(options, wish), options.export)
+        if options.demo:
+            check_writable("--export", options.export)  # told before a minute of training
+        print(export(prepared(options, wish), "--export", options.export))
     else:
         serve(options, wish)
 
@@ -102,14 +102,6 @@ def prepared(options: argparse.Namespace, wish: Wish) -> Made:
     from minigpt.explorer.demo import demo  # torch
 
     return demo(wish)
-
-
-def export(found: Made, path: Path) -> None:
-    """Write the page."""
-    page = Page(found.payload).html().encode()
-    write_whole(path, page)
-    names = ", ".join(entry["name"] for entry in found.payload["models"])
-    print(f"{path}: {megabytes(len(page))}, {f'weights of {names}' if names else 'captured texts'}")
 
 
 def serve(options: argparse.Namespace, wish: Wish) -> None:

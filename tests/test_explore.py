@@ -28,7 +28,7 @@ from minigpt.explorer import making, page, payload
 from minigpt.explorer.capture import capture, captured_entry, read_out
 from minigpt.explorer.making import Wish, made
 from minigpt.explorer.page import MOST_CODE, Page, as_script
-from minigpt.explorer.payload import FILM_BYTES, PAGE_BYTES, load_model, model_entry, spread
+from minigpt.explorer.payload import PAGE_BYTES, load_model, model_entry, spread
 from minigpt.normal_form import Array, NormalForm
 from minigpt.tokenizer import tokenizer_from_dict
 
@@ -358,11 +358,18 @@ def test_a_larger_model_s_texts(trained: Trained, script: Script, tmp_path: Path
     assert answer.code == 2 and "--f16" in answer.err
 
 
-def test_a_long_film_is_thinned_evenly() -> None:
-    steps = list(range(0, 1000, 10))
-    chosen = spread(steps, dict.fromkeys(steps, FILM_BYTES // 11), FILM_BYTES)
-    assert chosen == [0, 110, 220, 330, 440, 550, 660, 770, 880, 990]
-    assert spread([1, 2], {1: 9, 2: 9}, 5) == [2]
+def test_a_long_film_is_thinned_evenly(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = payload.film_entry(trained.path, print)
+    assert whole and whole["left_out"] == 0
+    sizes, said = [len(frame) for frame in whole["maps"]], []
+    monkeypatch.setattr(payload, "FILM_BYTES", sum(sizes) - 1)
+    thinned = payload.film_entry(trained.path, said.append)
+    assert thinned and thinned["steps"] in ([0, 10, 30, 40], [0, 20, 40], [0, 40])
+    assert thinned["left_out"] == 5 - len(thinned["steps"]) and len(said) == 1
+    monkeypatch.setattr(payload, "FILM_BYTES", 1)
+    last = payload.film_entry(trained.path, said.append)
+    assert last and last["steps"] == [40] and last["maps"] == whole["maps"][-1:]
+    assert spread(range(0, 1000, 10), 10) == [0, 110, 220, 330, 440, 550, 660, 770, 880, 990]
 
 
 # ── mistakes ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ import numpy as np
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.console import counted, say
 from minigpt.errors import UserError
-from minigpt.explorer.page import MOST_CODE, as_script
+from minigpt.explorer.page import MOST_CODE, Page, as_script
 from minigpt.explorer.payload import (
     PAGE_BYTES,
     PARAMETERS,
@@ -26,6 +26,7 @@ from minigpt.explorer.payload import (
     model_entry,
     payload_of,
 )
+from minigpt.files import check_writable, write_whole
 from minigpt.normal_form import Array
 from minigpt.text_options import asked_text
 from minigpt.tokenizer import END, Tokenizer, tokenizer_from_dict
@@ -79,6 +80,19 @@ def made(run: Path, wish: Wish) -> Made:
     if shown.captured:
         say(told_captured(chosen, ids, payload))
     return Made(payload, models)
+
+
+def export(found: Made, option: str, path: Path) -> str:
+    """Write the page to a file, named by an option; what was written, in words.
+
+    Raises:
+        UserError: if it can't be written.
+    """
+    check_writable(option, path)
+    page = Page(found.payload).html().encode()
+    write_whole(path, page)
+    names = ", ".join(entry["name"] for entry in found.payload["models"])
+    return f"{path}: {megabytes(len(page))}, {f'weights of {names}' if names else 'captured texts'}"
 
 
 def add_before(payload: Payload, before: Model) -> None:

@@ -18,7 +18,7 @@ from minigpt.checkpoint import Checkpoint, checkpoint_path, find_checkpoint, rea
 from minigpt.errors import UserError
 from minigpt.explorer.capture import blob, capture, captured_entry, lower_triangle
 from minigpt.inspection.compare import Null, closeness
-from minigpt.inspection.film import read_film
+from minigpt.inspection.film import Film, read_film
 from minigpt.inspection.patterns import parse_reference
 from minigpt.normal_form import Array, NormalForm, from_checkpoint
 from minigpt.tokenizer import END, BpeTokenizer, CharTokenizer, Tokenizer
@@ -205,8 +205,15 @@ def film_entry(run: Path, say: Say) -> dict[str, Any] | None:
         film = read_film(run)
     except UserError:
         return None
-    frames = {step: blob(lower_triangle(film.maps(step)), "u1") for step in film.steps}
-    steps = spread(film.steps, {step: len(frame) for step, frame in frames.items()}, FILM_BYTES)
+    frames = {film.steps[-1]: _frame(film, film.steps[-1])}
+    count, steps = min(len(film.steps), FILM_BYTES // len(frames[film.steps[-1]])), film.steps[-1:]
+    while count > 1:
+        steps = spread(film.steps, count)
+        frames |= {step: _frame(film, step) for step in steps if step not in frames}
+        size = sum(len(frames[step]) for step in steps)
+        if size <= FILM_BYTES:
+            break
+        count, steps = min(count - 1, count * FILM_BYTES // size), film.steps[-1:]
     if left_out := len(film.steps) - len(steps):
         say(f"the film has {len(film.steps)} frames: {left_out} are left out, so that the page stays small")
     n_layer, n_head = film.maps(steps[0]).shape[:2]
@@ -222,13 +229,15 @@ def film_entry(run: Path, say: Say) -> dict[str, Any] | None:
     }
 
 
-def spread(steps: Sequence[int], sizes: Mapping[int, int], most: int) -> list[int]:
-    """As many of the steps, evenly spread and with both ends, as have ``most`` bytes together; at least one."""
-    for count in range(len(steps), 1, -1):
-        chosen = [steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)]
-        if sum(sizes[step] for step in chosen) <= most:
-            return chosen
-    return list(steps[-1:])
+def _frame(film: Film, step: int) -> str:
+    return blob(lower_triangle(film.maps(step)), "u1")
+
+
+def spread(steps: Sequence[int], count: int) -> list[int]:
+    """So many of the steps, evenly spread: both ends, or the last alone."""
+    if count == 1:
+        return list(steps[-1:])
+    return [steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)]
 
 
 def nulls_entry(before: Model | None, tokenizer: Tokenizer, ids: Array) -> dict[str, Any] | None:
