@@ -19,7 +19,7 @@ const STRINGS_EN = {
   table: "as a table",
   copied: "copied",
   saved: "saved as a file",
-  rounded: "The weights of this page are rounded to 16 bits: its numbers are those of the rounded weights.",
+  rounded: "The weights of {names} are rounded to 16 bits here: its numbers are those of the rounded weights.",
   checkpoint: "checkpoint",
   tooLong: "Only the first {n} of {all} tokens are shown: the model sees no more at once.",
   empty: "Type something: there is no token to look at.",
