@@ -73,7 +73,7 @@ class App {
       const trace = kept.length ? await this.engine.trace(kept) : null;
       if (turn !== this.turn) return; // a later text is on its way
       if (!trace) this.mistake = this.t("empty");
-      const followed = !this.trace || this.state.row < 0 || this.state.row === this.trace.length - 1;
+      const followed = this.trace ? this.state.row === this.trace.length - 1 : this.state.row < 0;
       if (trace) {
         this.trace = trace;
         if (followed || this.state.row >= trace.length) this.state.row = trace.length - 1;
