@@ -1,12 +1,12 @@
 "use strict";
 
 /**
- * A trained decoder on the normal form (minigpt/normal_form.py), by the formulas of minigpt/plain.py: numbers are kept as
- * float32 and added up in float64. Every sum runs in one order, however many tokens are computed at once, so that a
+ * A trained decoder on the normal form (minigpt/normal_form.py), by the formulas of minigpt/plain.py: numbers are kept
+ * as float32 and added up in float64. Every sum runs in one order, however many tokens are computed at once, so that a
  * changed text gives the same bits as a new one.
  *
  * Axes: T tokens, H query heads, G key/value heads, K head size, D model width, F feed-forward width, V vocabulary,
- * C context length, L layers, W = (H + 2G)·K. Weights are (out, in): y = W x + b. Arrays are flat, the last axis first.
+ * C context length, L layers, W = (H + 2G)·K, D = H·K. Weights are (out, in): y = W x + b. Arrays are flat, row by row.
  */
 const Model = (() => {
   const LAYER_NORM_EPSILON = 1e-5;
@@ -15,7 +15,7 @@ const Model = (() => {
 
   // ── the parts ──────────────────────────────────────────────────────────────────────────────────────────────
 
-  /** y_t += W x_t + b: (T, I), (O, I) → (T, O). Four tokens and two outputs at a time: of six numbers, eight products. */
+  /** y_t += W x_t + b: (T, in) → (T, out). Four tokens and two outputs at a time: of six numbers, eight products. */
   function addLinear(x, weight, bias, y, nToken) {
     const nOut = bias.length;
     const nIn = weight.length / nOut;
@@ -198,7 +198,8 @@ const Model = (() => {
     const linear = (name) => ({ weight: part(`${name}_weight`), bias: part(`${name}_bias`) });
     const norm = (name) => ({ gain: part(`${name}_gain`), shift: part(`${name}_shift`), centred });
     const [attnNorm, mlpNorm] = [norm("attn"), norm("mlp")];
-    return { attnNorm, mlpNorm, ...Object.fromEntries(["qkv", "output", "up", "gate", "down"].map((n) => [n, linear(n)])) };
+    const linears = ["qkv", "output", "up", "gate", "down"].map((name) => [name, linear(name)]);
+    return { attnNorm, mlpNorm, ...Object.fromEntries(linears) };
   }
 
   // ── the model ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -233,8 +234,8 @@ const Model = (() => {
     /**
      * All that the model computes on a text; it stays as it is when other texts are traced.
      * @param {number[]} ids (T,), 1 ≤ T ≤ C
-     * @param {?Array<{layer: number, head: number, off?: boolean, weights?: function(number): ?Float64Array}>} changes
-     *   heads whose output is 0, or whose weights in row t are `weights(t)` unless that is null; all later numbers follow
+     * @param {?Array<{layer: number, head: number, off?: boolean, weights?: function(number)}>} changes heads whose
+     *   output is 0, or whose weights in row t are `weights(t)` (t + 1,) unless that is null; all later numbers follow
      * @returns {Promise<Trace>}
      */
     async trace(ids, changes = null) {
@@ -268,7 +269,7 @@ const Model = (() => {
       if (this.flags.embedding_norm) stream.set(normed(stream.subarray(first * D), this.embeddingNorm), first * D);
     }
 
-    /** Queries and keys as they enter attention, in place: normed and rotated, from row `first` on of (T, W). */
+    /** Queries and keys as they enter attention, from row `first` on of (T, W): normed and rotated in place. */
     turn(qkv, first) {
       const { n_head: H, n_kv_head: G, head_dim: K } = this.sizes;
       const { cos, sin } = this.outside;
@@ -309,13 +310,13 @@ const Model = (() => {
 
   // ── what it computes on one text ───────────────────────────────────────────────────────────────────────────
 
-  /** All numbers of one text: views into arrays that nothing changes any more. */
+  /** All numbers of one text, as views into arrays that nothing may change any more. */
   class Trace {
     #model;
     #changes;
     #qkv; // a layer: (T, W), as they enter attention
     #weights; // a layer: for each t the heads' rows (H, t + 1), one after the other
-    #heads; // a layer: (T, H·K), before W_O
+    #heads; // a layer: (T, D), before W_O
     #stream; // before the first block and after each: (T, D)
     #logits = []; // a token: (V,) once it was asked for
 
@@ -329,7 +330,7 @@ const Model = (() => {
       this.length = T;
       this.#qkv = empty(L, T * (H + 2 * G) * K);
       this.#weights = empty(L, (H * T * (T + 1)) / 2);
-      this.#heads = empty(L, T * H * K);
+      this.#heads = empty(L, T * D);
       this.#stream = empty(L + 1, T * D);
     }
 
@@ -357,9 +358,9 @@ const Model = (() => {
       for (let l = 0; l < L; l++) {
         const rows = old ? shared[l] : 0;
         if (rows) {
-          copy(this.#qkv[l], old.#qkv[l], (rows * this.#qkv[l].length) / this.length);
+          copy(this.#qkv[l], old.#qkv[l], rows * this.#model.layers[l].qkv.bias.length);
           copy(this.#weights[l], old.#weights[l], (H * rows * (rows + 1)) / 2);
-          copy(this.#heads[l], old.#heads[l], (rows * this.#heads[l].length) / this.length);
+          copy(this.#heads[l], old.#heads[l], rows * D);
           copy(this.#stream[l + 1], old.#stream[l + 1], rows * D);
         }
         this.#computeBlock(l, rows);
@@ -378,8 +379,8 @@ const Model = (() => {
       this.#model.turn(this.#qkv[l], first);
       for (let t = first; t < this.length; t++) this.#attend(l, t);
       after.set(before);
-      addLinear(this.#heads[l].subarray((first * this.#heads[l].length) / this.length),
-        layer.output.weight, layer.output.bias, after, nToken);
+      const heads = this.#heads[l].subarray(first * D); // H·K = D
+      addLinear(heads, layer.output.weight, layer.output.bias, after, nToken);
       this.#model.addFeedForward(after, layer, nToken);
     }
 
@@ -480,7 +481,7 @@ const Model = (() => {
       return this.#model.logitsOf(this.#stream[depth].subarray(t * D, (t + 1) * D));
     }
 
-    /** The n likeliest next tokens if the model ended after `depth` blocks, the likeliest first (of equals the lowest id). */
+    /** The n likeliest next tokens if the model ended after `depth` blocks, the likeliest first, then by id. */
     guesses(depth, t, n) {
       const isLast = depth === this.#stream.length - 1;
       const shares = softmax(isLast ? this.logits(t) : this.#logitsAfter(depth, t));
