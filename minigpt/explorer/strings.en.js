@@ -231,6 +231,4 @@ const STRINGS_EN = {
   "film.previous": "previous",
   "film.next": "next",
   "film.play": "play",
-  "film.first": "mass on the first token",
-  "film.keys": "effective keys",
 };

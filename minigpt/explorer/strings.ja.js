@@ -250,6 +250,4 @@ const STRINGS_JA = {
   "film.previous": "前へ",
   "film.next": "次へ",
   "film.play": "再生",
-  "film.first": "先頭トークンへの重み",
-  "film.keys": "実効キー数",
 };

@@ -58,7 +58,7 @@ const compareView = {
       [i, `L${Math.floor(i / sizes.n_head)}H${i % sizes.n_head}`]);
     const text = (name, label) => app.engine.canType
       ? this.field(name, label, Dom.el("textarea", { rows: 2, oninput: (event) => this.later(() => app.set({ [name]: event.target.value })) }))
-      : this.select(name, label, app.payload.captured.map((one) => [one.text, one.text.slice(0, 40)]), (value) => app.set({ [name]: value }));
+      : this.select(name, label, app.engine.texts.map((one) => [one, one.slice(0, 40)]), (value) => app.set({ [name]: value }));
     const models = app.engines.map((engine, i) => [i, engine.name]);
     const references = (name, label, first = []) => this.select(name, label,
       [...first, ...References.names.map((one) => [one, one])], (value) => app.set({ [name]: value }));
@@ -101,7 +101,7 @@ const compareView = {
   },
 
   second(app) {
-    return app.state.second ?? app.payload.captured?.[1]?.text ?? app.state.text;
+    return app.state.second ?? app.engine.texts?.[1] ?? app.state.text;
   },
 
   other(app) {
