@@ -221,7 +221,6 @@ const STRINGS_EN = {
   "compare.before": "before",
   "compare.after": "after",
   "compare.afterMinus": "after − before",
-  "compare.rowTable": "row {place} as a table",
   "compare.cell": "row {row}, from {key}: {x}",
   // film
   "film.title": "Film of the training",

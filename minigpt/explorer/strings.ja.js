@@ -240,7 +240,6 @@ const STRINGS_JA = {
   "compare.before": "変更前",
   "compare.after": "変更後",
   "compare.afterMinus": "変更後 − 変更前",
-  "compare.rowTable": "行 {place} を表で見る",
   "compare.cell": "行 {row}、{key} から：{x}",
   // film
   "film.title": "学習の経過",

@@ -16,6 +16,7 @@ const filmView = {
     const step = (by, key) => el("button", { type: "button", onclick: () => this.turnTo(app, this.frame(app) + by) }, app.t(key));
     this.said = el("p", { class: "said", role: "status" });
     this.grid = el("div", { class: "maps" });
+    this.table = el("div");
     this.large = el("div");
     this.chart = el("div");
     Dom.show(root, el("h2", {}, app.t("film.title")),
@@ -24,7 +25,7 @@ const filmView = {
       el("div", { class: "controls" }, step(-1, "film.previous"), this.slider, step(1, "film.next"), this.playButton,
         el("label", {}, app.t("heads.number"), this.choice)),
       this.said,
-      el("div", { class: "columns" }, el("div", {}, this.grid), el("div", {}, this.large, this.chart)));
+      el("div", { class: "columns" }, el("div", {}, this.grid, this.table), el("div", {}, this.large, this.chart)));
     Promise.all(film.maps.map((frame) => Captured.inflated(frame))).then((frames) => {
       this.frames = frames.map((bytes) => new Uint8Array(bytes));
       if (this.root) this.draw(app);
@@ -113,12 +114,15 @@ const filmView = {
         type: "button", onclick: () => app.set({ layer: Math.floor(i / n_head), head: i % n_head }),
       }, el("canvas", { class: "map hatched", "aria-hidden": "true" }), el("span"))));
     }
-    [...this.grid.children].forEach((button, i) => {
+    const rows = [...this.grid.children].map((button, i) => {
       const [l, h] = [Math.floor(i / n_head), i % n_head];
       button.setAttribute("aria-pressed", String(l === layer && h === head));
       Dom.paintMap(button.firstChild, ids.length, this.rows(app, frame, l, h));
-      button.lastChild.textContent = `L${l}H${h} ${Dom.number(this.number(app, number, frame, l, h), 2)}`;
+      const value = this.number(app, number, frame, l, h);
+      button.lastChild.textContent = `L${l}H${h} ${Dom.number(value, 2)}`;
+      return [`L${l}H${h}`, Dom.number(value)];
     });
+    Dom.show(this.table, Dom.asTable(app.t("table"), () => Dom.table([app.t("head"), app.t("heads.number")], rows)));
   },
 
   /** The number over the steps, as a line and as a table. */
