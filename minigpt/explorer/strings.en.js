@@ -221,7 +221,6 @@ const STRINGS_EN = {
   "compare.before": "before",
   "compare.after": "after",
   "compare.afterMinus": "after − before",
-  "compare.rowTable": "row {place} as a table",
   "compare.cell": "row {row}, from {key}: {x}",
   // film
   "film.title": "Film of the training",
@@ -231,6 +230,4 @@ const STRINGS_EN = {
   "film.previous": "previous",
   "film.next": "next",
   "film.play": "play",
-  "film.first": "mass on the first token",
-  "film.keys": "effective keys",
 };

@@ -58,7 +58,7 @@ const compareView = {
       [i, `L${Math.floor(i / sizes.n_head)}H${i % sizes.n_head}`]);
     const text = (name, label) => app.engine.canType
       ? this.field(name, label, Dom.el("textarea", { rows: 2, oninput: (event) => this.later(() => app.set({ [name]: event.target.value })) }))
-      : this.select(name, label, app.payload.captured.map((one) => [one.text, one.text.slice(0, 40)]), (value) => app.set({ [name]: value }));
+      : this.select(name, label, app.engine.texts.map((one) => [one, one.slice(0, 40)]), (value) => app.set({ [name]: value }));
     const models = app.engines.map((engine, i) => [i, engine.name]);
     const references = (name, label, first = []) => this.select(name, label,
       [...first, ...References.names.map((one) => [one, one])], (value) => app.set({ [name]: value }));
@@ -101,7 +101,7 @@ const compareView = {
   },
 
   second(app) {
-    return app.state.second ?? app.payload.captured?.[1]?.text ?? app.state.text;
+    return app.state.second ?? app.engine.texts?.[1] ?? app.state.text;
   },
 
   other(app) {
@@ -131,7 +131,7 @@ const compareView = {
     return {
       said: this.told(app, trace, second, same),
       body: [
-        this.three(app, [
+        this.maps(app, [
           { title: app.t("compare.first"), length: trace.length, row: rows[0], ids: trace.ids },
           { title: app.t("compare.second"), length: second.length, row: rows[1], ids: second.ids },
           { title: app.t("compare.difference"), length: shared, row: this.minus(rows[1], rows[0]), ids: second.ids, signed: true },
@@ -178,7 +178,7 @@ const compareView = {
     return {
       said: this.losses(app, [trace, second], names),
       body: [
-        this.three(app, [
+        this.maps(app, [
           ...rows.map((row, i) => ({ title: names[i], length: trace.length, row, ids: trace.ids })),
           { title: `${names[1]} − ${names[0]}`, length: trace.length, ids: trace.ids, signed: true, row: this.minus(rows[1], rows[0]) },
         ]),
@@ -223,7 +223,7 @@ const compareView = {
     return {
       said: app.t("compare.defined", { name, rows: wanted.filter(Boolean).length, all: trace.length - 1 }),
       body: [
-        this.three(app, [
+        this.maps(app, [
           { title: app.t("compare.learned"), length: trace.length, row: own, ids: trace.ids },
           { title: name, length: trace.length, row: (t) => wanted[t], ids: trace.ids },
           { title: app.t("compare.learnedMinus", { name }), length: trace.length, row: this.minus(own, (t) => wanted[t]), ids: trace.ids, signed: true },
@@ -267,7 +267,7 @@ const compareView = {
       body: [
         this.list(app, changes),
         this.guesses(app, [trace, changed], names, trace.length - 1),
-        this.three(app, [
+        this.maps(app, [
           ...rows.map((row, i) => ({ title: names[i], length: trace.length, row, ids: trace.ids })),
           { title: app.t("compare.afterMinus"), length: trace.length, row: this.minus(rows[1], rows[0]), ids: trace.ids, signed: true },
         ]),
@@ -302,25 +302,11 @@ const compareView = {
     };
   },
 
-  /** Maps side by side, the scales, and the chosen row of all as a table. */
-  three(app, pictures) {
-    const { el } = Dom, { row } = app.state;
-    const rows = () => Array.from({ length: row + 1 }, (_, s) => [
-      s, ...pictures.slice(0, 2).map(({ ids, length }) => (s < length ? app.tokenizer.show(ids[s]) : "")),
-      ...pictures.map((picture) => {
-        const x = row < picture.length ? picture.row(row)?.[s] ?? NaN : NaN;
-        return picture.signed ? [Dom.number(x), " ", Dom.signedBar(x, 1)] : Dom.number(x);
-      }),
-    ]);
-    const titles = pictures.map(({ title }) => title);
-    const table = Dom.asTable(app.t("compare.rowTable", { place: app.place(row) }), () =>
-      Dom.table([app.t("place"), `${app.t("token")}: ${titles[0]}`, `${app.t("token")}: ${titles[1]}`, ...titles], rows()));
-    table.open = this.isOpen;
-    table.addEventListener("toggle", () => (this.isOpen = table.open));
+  /** Maps side by side, and the scales. */
+  maps(app, pictures) {
     return [
-      el("div", { class: "columns" }, pictures.map((picture) => this.figure(app, picture))),
-      el("div", { class: "controls" }, Dom.scale(false, app.t("weight")), this.signedScale(app.t("compare.difference"))),
-      table,
+      Dom.el("div", { class: "columns" }, pictures.map((picture) => this.figure(app, picture))),
+      Dom.el("div", { class: "controls" }, Dom.scale(false, app.t("weight")), this.signedScale(app.t("compare.difference"))),
     ];
   },
 
@@ -331,7 +317,7 @@ const compareView = {
   figure(app, picture) {
     const { el } = Dom, { length, title, ids } = picture, chosen = app.state.row;
     const canvas = el("canvas", { class: "map hatched", role: "img", "aria-label": title });
-    const told = el("p", { class: "said quiet" });
+    const told = el("p", { class: "said quiet" }), shown = (i) => `${i} ${app.tokenizer.show(ids[i])}`;
     this.paint(canvas, picture);
     const at = (event) => {
       const box = canvas.getBoundingClientRect();
@@ -339,7 +325,7 @@ const compareView = {
       return [place(event.clientY - box.top, box.height), place(event.clientX - box.left, box.width)];
     };
     const tell = (event) => {
-      const [t, s] = at(event), row = s <= t && picture.row(t), shown = (i) => `${i} ${app.tokenizer.show(ids[i])}`;
+      const [t, s] = at(event), row = s <= t && picture.row(t);
       told.textContent = row ? app.t("compare.cell", { row: shown(t), key: shown(s), x: Dom.number(row[s]) }) : "";
     };
     const percent = (x) => `${(100 * x) / length}%`;
@@ -347,7 +333,9 @@ const compareView = {
       el("figcaption", {}, title, " ", Dom.copyButtons({ csv: () => this.csv(picture), png: () => canvas }, (copied) => (told.textContent = app.t(copied ? "copied" : "saved")))),
       el("div", { class: "map-frame", onpointermove: tell, onclick: (event) => app.set({ row: at(event)[0] }) }, canvas,
         chosen < length && el("div", { class: "mark", style: { left: 0, top: percent(chosen), height: percent(1), width: percent(chosen + 1) } })),
-      told);
+      told,
+      Dom.asTable(app.t("table"), () => Dom.table(["", ...Array.from({ length }, (_, s) => shown(s))],
+        Array.from({ length }, (_, t) => [shown(t), ...Array.from(picture.row(t) ?? [], (x) => Dom.number(x))]), title)));
   },
 
   csv({ length, row }) {
