@@ -3,7 +3,10 @@
  * A view is `{name, tab, create(root, app), update(app, changed)}`; `changed` is a set of names of state, and "trace".
  */
 class App {
-  static KINDS = { layer: Number, head: Number, row: Number, key: Number, step: Number, model: Number };
+  static KINDS = {
+    layer: Number, head: Number, row: Number, key: Number, step: Number, model: Number,
+    seed: Number, drawn: Number, held: Number, all: Number, part: Number, other: Number, frame: Number,
+  };
 
   constructor(payload, engines, tokenizer, views) {
     Object.assign(this, { payload, engines, tokenizer, views });
