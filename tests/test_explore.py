@@ -32,7 +32,7 @@ from minigpt.explorer.payload import PAGE_BYTES, load_model, model_entry, spread
 from minigpt.normal_form import Array, NormalForm
 from minigpt.tokenizer import tokenizer_from_dict
 
-EXPLORE = ROOT / "scripts" / "explore.py"
+EXPLORE, COMPARE = (ROOT / "scripts" / f"{name}.py" for name in ("explore", "compare_attention"))
 IDS = np.array([3, 1, 4, 1, 5, 9, 2, 6])
 
 
@@ -370,6 +370,53 @@ def test_a_long_film_is_thinned_evenly(trained: Trained, monkeypatch: pytest.Mon
     last = payload.film_entry(trained.path, said.append)
     assert last and last["steps"] == [40] and last["maps"] == whole["maps"][-1:]
     assert spread(range(0, 1000, 10), 10) == [0, 110, 220, 330, 440, 550, 660, 770, 880, 990]
+
+
+@pytest.mark.parametrize(
+    ("words", "view", "texts"),
+    [
+        (["heads", "RUN", "--text", "the old"], "look", ["the old"]),
+        (["sentences", "RUN", "the old", "a grey"], "compare", ["the old", "a grey"]),
+        (["film", "RUN"], "film", None),
+    ],
+)
+def test_the_page_of_what_is_compared(
+    trained: Trained,
+    script: Script,
+    tmp_path: Path,
+    stand_in: Path,
+    words: list[str],
+    view: str,
+    texts: list[str] | None,
+) -> None:
+    file = tmp_path / "page.html"
+    answer = script(COMPARE, *(trained.path if word == "RUN" else word for word in words), "--html", file)
+    assert answer.code == 0 and f"{file}: 0." in answer.err, answer.err
+    found = payload_in(file.read_text(encoding="utf-8"))
+    assert found["view"] == view and found["texts"] == (texts or found["texts"])
+
+
+def test_sentences_of_two_checkpoints(trained: Trained, script: Script, tmp_path: Path, stand_in: Path) -> None:
+    file = tmp_path / "page.html"
+    answer = script(COMPARE, "sentences", trained.path, "the", "--which", 0, "--which", 20, "--html", file)
+    assert answer.code == 0, answer.err
+    assert [model["step"] for model in payload_in(file.read_text(encoding="utf-8"))["models"]] == [20, 0]
+
+
+def test_the_film_as_a_table(trained: Trained, script: Script) -> None:
+    answer = script(COMPARE, "film", trained.path)
+    title, head, *rows = answer.out.splitlines()
+    assert (
+        answer.code == 0
+        and "5 frames of 16 tokens" in title
+        and head.split() == ["head", "reference", *["0", "10", "20", "30", "40"]]
+    )
+    assert [row.split()[0] for row in rows] == ["L0H0", "L0H1"]
+    assert all(0 <= float(cell) <= 1 for row in rows for cell in row.split()[2:])
+    found = script(COMPARE, "film", trained.path, "--json").json
+    assert found["steps"] == [0, 10, 20, 30, 40] and len(found["rows"]) == 10
+    answer = script(COMPARE, "film", trained.path / "samples")
+    assert answer.code == 2 and answer.err.count("\n") == 1
 
 
 # ── mistakes ───────────────────────────────────────────────────────────────────────────────────────────────────
