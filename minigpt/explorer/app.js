@@ -26,8 +26,7 @@ class App {
 
   /** A sentence or word of the interface, with {names} filled in. */
   t(key, values = {}) {
-    const table = this.state.lang === "ja" ? STRINGS_JA : STRINGS_EN;
-    const text = table[key] ?? STRINGS_EN[key] ?? key;
+    const { strings } = this.payload, text = strings[this.state.lang]?.[key] ?? strings.en[key] ?? key;
     return text.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
   }
 

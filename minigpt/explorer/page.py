@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 PARTS = Path(__file__).parent
+LANGUAGES = ("en", "ja")
 MOST_CODE = 150_000  # bytes of all but the payload; the tests hold it
 
 _PART = re.compile(r'<link rel="stylesheet" href="([\w./-]+)">|<script src="([\w./-]+)"></script>')
 _DATA = re.compile(r'(<script type="application/json" id="payload">).*?(</script>)', re.DOTALL)
+_UNNEEDED = re.compile(r"^ *(?:/\*\*.*?\*/\n|// [^\n]*\n)?", re.MULTILINE | re.DOTALL)  # comments, indents: a quarter
 _HEAD = '<meta charset="utf-8">\n'
 
 
@@ -34,14 +36,14 @@ class Page:
 
         def inlined(match: re.Match[str]) -> str:
             tag, name = ("style", match[1]) if match[1] else ("script", match[2])
-            content = "\n" + (PARTS / name).read_text(encoding="utf-8")
+            content = "\n" + _UNNEEDED.sub("", (PARTS / name).read_text(encoding="utf-8"))
             assert not re.search(r"</(script|style)|<!--", content, re.IGNORECASE), f"{name} would end its own tag"
             hashes[tag].append(_hash(content))
             return f"<{tag}>{content}</{tag}>"
 
         page = _PART.sub(inlined, (PARTS / "page.html").read_text(encoding="utf-8"))
         page = page.replace(_HEAD, f"{_HEAD}{self._policy(hashes)}\n", 1)
-        data = as_script(self.payload)
+        data = as_script({**self.payload, "strings": {language: strings(language) for language in LANGUAGES}})
         return _DATA.sub(lambda match: match[1] + data + match[2], page, count=1)
 
     def _policy(self, hashes: Mapping[str, list[str]]) -> str:
@@ -64,6 +66,11 @@ class Page:
             '<iframe sandbox="allow-scripts allow-downloads" style="width: 100%; height: 800px; border: 0" '
             f'srcdoc="{page}"></iframe>'
         )
+
+
+def strings(language: str) -> dict[str, str]:
+    """Every sentence of the page in one of LANGUAGES, by its key."""
+    return json.loads((PARTS / f"strings.{language}.json").read_text(encoding="utf-8"))
 
 
 def as_script(payload: Mapping[str, Any]) -> str:
