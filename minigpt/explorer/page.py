@@ -70,7 +70,7 @@ class Page:
 
 def strings(language: str) -> dict[str, str]:
     """Every sentence of the page in one of LANGUAGES, by its key."""
-    return json.loads((PARTS / f"strings.{language}.json").read_text(encoding="utf-8"))
+    return json.loads((Path(__file__).parent / f"strings.{language}.json").read_text(encoding="utf-8"))
 
 
 def as_script(payload: Mapping[str, Any]) -> str:
