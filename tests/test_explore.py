@@ -5,6 +5,7 @@ import hashlib
 import html
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -240,8 +241,21 @@ def test_a_notebook_shows_the_page_in_a_sandbox(stand_in: Path) -> None:
 
 
 def test_the_page_s_own_code_is_small() -> None:
-    assert (page.PARTS / "page.html").is_file()
     assert len(Page({"server": None}).html().encode()) <= MOST_CODE
+
+
+@pytest.mark.parametrize("part", sorted(page.PARTS.rglob("*.js")), ids=lambda part: part.name)
+def test_scripts_stay_what_they_are_without_comments(part: Path) -> None:
+    source = part.read_text(encoding="utf-8")
+    left = page.without_comments(source)
+    assert all(line.count("`") % 2 == 0 for line in left.splitlines()), (
+        "a text over several lines would lose its indents"
+    )
+    assert not re.search(r"^ |^//|^/\*|^\*|\n\n", left, re.MULTILINE)
+    assert left.splitlines() == [line.strip() for line in source.splitlines() if line.strip() in set(left.splitlines())]
+    if node := shutil.which("node"):
+        done = subprocess.run([node, "--check", "-"], input=left, capture_output=True, encoding="utf-8", check=False)
+        assert done.returncode == 0, done.stderr
 
 
 # ── from a run ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -281,7 +295,8 @@ def test_the_page_of_a_run(trained: Trained, script: Script, tmp_path: Path, sta
     assert "".join(tokens) == best.tokenizer["characters"]
     assert set(found["nulls"]["previous"]) == {"heads", "median", "maximum", "first_percentile"}
     assert found["film"]["steps"] == [0, 10, 20, 30, 40]
-    frame = numbers(found["film"]["maps"][-1], "u1", 1, 2, 136)
+    assert found["film"]["length"] == 16 and len(found["film"]["text"]) == 16
+    frame = numbers(found["film"]["maps"], "u1", 5, 1, 2, 136)[-1]
     kept = np.load(trained.path / "attention" / "step-00000040.npy")
     np.testing.assert_array_equal(frame, kept[..., *np.tril_indices(16)])
     assert [row["head"] for row in found["film"]["heads"][0]] == ["L0H0", "L0H1"]
@@ -359,16 +374,16 @@ def test_a_larger_model_s_texts(trained: Trained, script: Script, tmp_path: Path
 
 
 def test_a_long_film_is_thinned_evenly(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = payload.film_entry(trained.path, print)
-    assert whole and whole["left_out"] == 0
-    sizes, said = [len(frame) for frame in whole["maps"]], []
-    monkeypatch.setattr(payload, "FILM_BYTES", sum(sizes) - 1)
-    thinned = payload.film_entry(trained.path, said.append)
+    tokenizer, said = tokenizer_from_dict(find_checkpoint(trained.path).tokenizer), list[str]()
+    whole = payload.film_entry(trained.path, tokenizer, said.append)
+    assert whole and whole["left_out"] == 0 and not said
+    monkeypatch.setattr(payload, "FILM_BYTES", len(whole["maps"]) - 1)
+    thinned = payload.film_entry(trained.path, tokenizer, said.append)
     assert thinned and thinned["steps"] in ([0, 10, 30, 40], [0, 20, 40], [0, 40])
     assert thinned["left_out"] == 5 - len(thinned["steps"]) and len(said) == 1
     monkeypatch.setattr(payload, "FILM_BYTES", 1)
-    last = payload.film_entry(trained.path, said.append)
-    assert last and last["steps"] == [40] and last["maps"] == whole["maps"][-1:]
+    last = payload.film_entry(trained.path, tokenizer, said.append)
+    assert last and last["steps"] == [40] and len(last["heads"]) == 1
     assert spread(range(0, 1000, 10), 10) == [0, 110, 220, 330, 440, 550, 660, 770, 880, 990]
 
 
