@@ -122,6 +122,78 @@ def test_a_captured_text_holds_the_model_s_numbers(monkeypatch: pytest.MonkeyPat
     np.testing.assert_allclose(largest, np.take_along_axis(shares, ids, axis=1), rtol=1e-5)
 
 
+LOOKING = """
+(async () => {
+  const { payload, asked } = JSON.parse(require("fs").readFileSync(0, "utf-8"));
+  globalThis.fetch = async () => ({ ok: true, json: async () => payload.served });
+  const [engine, ...others] = Captured.engines(payload);
+  const trace = await engine.trace(asked);
+  const places = asked.map((_, t) => t), layers = [0, 1], heads = [0, 1, 2, 3];
+  const each = (read) => layers.map((l) => heads.map((h) => places.map((t) => Array.from(read(l, h, t)))));
+  const refused = await engine.trace([9, 9]).then(() => "", (error) => error.message);
+  console.log(JSON.stringify({
+    name: engine.name, others: others.map((other) => other.name), canType: engine.canType, texts: engine.texts, refused,
+    query: each((l, h, t) => trace.query(l, h, t)), key: each((l, h, t) => trace.key(l, h, t)),
+    value: each((l, h, t) => trace.value(l, h, t)), output: each((l, h, t) => trace.output(l, h, t)),
+    weights: each((l, h, t) => trace.weights(l, h, t)), logits: places.map((t) => Array.from(trace.logits(t))),
+    guesses: places.map((t) => trace.guesses(1, t, 3)), losses: places.map((t) => trace.loss(t)),
+  }));
+})();
+"""
+
+
+def looked(payload: dict[str, Any], asked: list[int]) -> dict[str, Any]:
+    """What captured.js says of a payload."""
+    node = shutil.which("node") or pytest.skip("there is no node here")
+    script = (page.PARTS / "captured.js").read_text(encoding="utf-8") + LOOKING
+    words, given = [node, "-e", script], json.dumps({"payload": payload, "asked": asked})
+    done = subprocess.run(words, input=given, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_page_reads_a_captured_text(monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
+    if not whole:
+        monkeypatch.setattr("minigpt.explorer.capture.ALL_LOGITS", 10)
+        monkeypatch.setattr("minigpt.explorer.capture.LARGEST_LOGITS", 15)
+    model, ids = model_of(small(LAYOUTS["everything at once"])), IDS.tolist()
+    sizes = {"n_layer": 2, "n_head": 4, "n_kv_head": 2, "head_dim": 8, "vocab_size": 19, "context_length": 12}
+    entry, found = captured_entry(model, ids), capture(model, ids)
+    about = {"name": "step 9", "sizes": sizes, "precision": "f32", "text": "abc"}
+    captured = [
+        {**about, **entry},
+        {**about, "text": "d", **captured_entry(model, [1])},
+        {**about, "name": "step 0", **entry},
+    ]
+    seen = looked({"captured": captured, "server": None}, ids)
+    assert (seen["name"], seen["others"], seen["canType"], seen["texts"]) == ("step 9", ["step 0"], False, ["abc", "d"])
+    assert "captured texts" in seen["refused"]
+    np.testing.assert_array_equal(np.array(seen["query"], "f4"), found.query.astype("f4"))
+    for name in ("key", "value"):
+        np.testing.assert_array_equal(np.array(seen[name], "f4"), getattr(found, name)[:, model.key_head].astype("f4"))
+    rows = [[[seen["weights"][l][h][t] for t in range(len(ids))] for h in range(4)] for l in range(2)]  # noqa: E741
+    for place in np.ndindex(2, 4, len(ids)):
+        l, h, t = place  # noqa: E741
+        np.testing.assert_array_equal(rows[l][h][t], found.weights[l, h, t, : t + 1].astype("f2"))
+    heads = found.weights @ found.value[:, model.key_head]
+    np.testing.assert_allclose(seen["output"], heads, atol=2e-3 * abs(heads).max())
+    shares = plain.softmax(np.array(seen["logits"]))
+    kept = np.argsort(-found.logits, axis=1)[:, : 19 if whole else 15]
+    expected = plain.softmax(found.logits)
+    seen_kept, expected_kept = (np.take_along_axis(p, kept, axis=1) for p in (shares, expected))
+    np.testing.assert_allclose(seen_kept, expected_kept, atol=1e-6)
+    depth = plain.softmax(read_out(found.stream[1], model))
+    assert [[guess["id"] for guess in row] for row in seen["guesses"]] == np.argsort(-depth, axis=1)[:, :3].tolist()
+    assert seen["losses"][-1] is None
+    of_next = np.array(seen["losses"][:-1])
+    np.testing.assert_allclose(np.exp(-of_next), expected[np.arange(len(ids) - 1), ids[1:]], rtol=1e-5)
+
+    server = {"url": "", "token": "secret", "models": [about]}
+    live = looked({"captured": [], "server": server, "served": entry}, ids)
+    assert live["canType"] and live["query"] == seen["query"]
+
+
 # ── weights ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
