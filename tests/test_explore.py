@@ -5,6 +5,7 @@ import hashlib
 import html
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -119,6 +120,78 @@ def test_a_captured_text_holds_the_model_s_numbers(monkeypatch: pytest.MonkeyPat
     total = numbers(logits["log_sum"], "<f4")[:, None]
     largest = np.exp(numbers(logits["values"], "<f4", len(IDS), 4) - total)
     np.testing.assert_allclose(largest, np.take_along_axis(shares, ids, axis=1), rtol=1e-5)
+
+
+LOOKING = """
+(async () => {
+  const { payload, asked } = JSON.parse(require("fs").readFileSync(0, "utf-8"));
+  globalThis.fetch = async () => ({ ok: true, json: async () => payload.served });
+  const [engine, ...others] = Captured.engines(payload);
+  const trace = await engine.trace(asked);
+  const places = asked.map((_, t) => t), layers = [0, 1], heads = [0, 1, 2, 3];
+  const each = (read) => layers.map((l) => heads.map((h) => places.map((t) => Array.from(read(l, h, t)))));
+  const refused = await engine.trace([9, 9]).then(() => "", (error) => error.message);
+  console.log(JSON.stringify({
+    name: engine.name, others: others.map((other) => other.name), canType: engine.canType, texts: engine.texts, refused,
+    query: each((l, h, t) => trace.query(l, h, t)), key: each((l, h, t) => trace.key(l, h, t)),
+    value: each((l, h, t) => trace.value(l, h, t)), output: each((l, h, t) => trace.output(l, h, t)),
+    weights: each((l, h, t) => trace.weights(l, h, t)), logits: places.map((t) => Array.from(trace.logits(t))),
+    guesses: places.map((t) => trace.guesses(1, t, 3)), losses: places.map((t) => trace.loss(t)),
+  }));
+})();
+"""
+
+
+def looked(payload: dict[str, Any], asked: list[int]) -> dict[str, Any]:
+    """What captured.js says of a payload."""
+    node = shutil.which("node") or pytest.skip("there is no node here")
+    script = (page.PARTS / "captured.js").read_text(encoding="utf-8") + LOOKING
+    words, given = [node, "-e", script], json.dumps({"payload": payload, "asked": asked})
+    done = subprocess.run(words, input=given, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_page_reads_a_captured_text(monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
+    if not whole:
+        monkeypatch.setattr("minigpt.explorer.capture.ALL_LOGITS", 10)
+        monkeypatch.setattr("minigpt.explorer.capture.LARGEST_LOGITS", 15)
+    model, ids = model_of(small(LAYOUTS["everything at once"])), IDS.tolist()
+    sizes = {"n_layer": 2, "n_head": 4, "n_kv_head": 2, "head_dim": 8, "vocab_size": 19, "context_length": 12}
+    entry, found = captured_entry(model, ids), capture(model, ids)
+    about = {"name": "step 9", "sizes": sizes, "precision": "f32", "text": "abc"}
+    captured = [
+        {**about, **entry},
+        {**about, "text": "d", **captured_entry(model, [1])},
+        {**about, "name": "step 0", **entry},
+    ]
+    seen = looked({"captured": captured, "server": None}, ids)
+    assert (seen["name"], seen["others"], seen["canType"], seen["texts"]) == ("step 9", ["step 0"], False, ["abc", "d"])
+    assert "captured texts" in seen["refused"]
+    np.testing.assert_array_equal(np.array(seen["query"], "f4"), found.query.astype("f4"))
+    for name in ("key", "value"):
+        np.testing.assert_array_equal(np.array(seen[name], "f4"), getattr(found, name)[:, model.key_head].astype("f4"))
+    rows = [[[seen["weights"][l][h][t] for t in range(len(ids))] for h in range(4)] for l in range(2)]  # noqa: E741
+    for place in np.ndindex(2, 4, len(ids)):
+        l, h, t = place  # noqa: E741
+        np.testing.assert_array_equal(rows[l][h][t], found.weights[l, h, t, : t + 1].astype("f2"))
+    heads = found.weights @ found.value[:, model.key_head]
+    np.testing.assert_allclose(seen["output"], heads, atol=2e-3 * abs(heads).max())
+    shares = plain.softmax(np.array(seen["logits"]))
+    kept = np.argsort(-found.logits, axis=1)[:, : 19 if whole else 15]
+    expected = plain.softmax(found.logits)
+    seen_kept, expected_kept = (np.take_along_axis(p, kept, axis=1) for p in (shares, expected))
+    np.testing.assert_allclose(seen_kept, expected_kept, atol=1e-6)
+    depth = plain.softmax(read_out(found.stream[1], model))
+    assert [[guess["id"] for guess in row] for row in seen["guesses"]] == np.argsort(-depth, axis=1)[:, :3].tolist()
+    assert seen["losses"][-1] is None
+    of_next = np.array(seen["losses"][:-1])
+    np.testing.assert_allclose(np.exp(-of_next), expected[np.arange(len(ids) - 1), ids[1:]], rtol=1e-5)
+
+    server = {"url": "", "token": "secret", "models": [about]}
+    live = looked({"captured": [], "server": server, "served": entry}, ids)
+    assert live["canType"] and live["query"] == seen["query"]
 
 
 # ── weights ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -240,8 +313,21 @@ def test_a_notebook_shows_the_page_in_a_sandbox(stand_in: Path) -> None:
 
 
 def test_the_page_s_own_code_is_small() -> None:
-    assert (page.PARTS / "page.html").is_file()
     assert len(Page({"server": None}).html().encode()) <= MOST_CODE
+
+
+@pytest.mark.parametrize("part", sorted(page.PARTS.rglob("*.js")), ids=lambda part: part.name)
+def test_scripts_stay_what_they_are_without_comments(part: Path) -> None:
+    source = part.read_text(encoding="utf-8")
+    left = page.without_comments(source)
+    assert all(line.count("`") % 2 == 0 for line in left.splitlines()), (
+        "a text over several lines would lose its indents"
+    )
+    assert not re.search(r"^ |^//|^/\*|^\*|\n\n", left, re.MULTILINE)
+    assert left.splitlines() == [line.strip() for line in source.splitlines() if line.strip() in set(left.splitlines())]
+    if node := shutil.which("node"):
+        done = subprocess.run([node, "--check", "-"], input=left, capture_output=True, encoding="utf-8", check=False)
+        assert done.returncode == 0, done.stderr
 
 
 # ── from a run ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -281,7 +367,8 @@ def test_the_page_of_a_run(trained: Trained, script: Script, tmp_path: Path, sta
     assert "".join(tokens) == best.tokenizer["characters"]
     assert set(found["nulls"]["previous"]) == {"heads", "median", "maximum", "first_percentile"}
     assert found["film"]["steps"] == [0, 10, 20, 30, 40]
-    frame = numbers(found["film"]["maps"][-1], "u1", 1, 2, 136)
+    assert found["film"]["length"] == 16 and len(found["film"]["text"]) == 16
+    frame = numbers(found["film"]["maps"], "u1", 5, 1, 2, 136)[-1]
     kept = np.load(trained.path / "attention" / "step-00000040.npy")
     np.testing.assert_array_equal(frame, kept[..., *np.tril_indices(16)])
     assert [row["head"] for row in found["film"]["heads"][0]] == ["L0H0", "L0H1"]
@@ -359,16 +446,16 @@ def test_a_larger_model_s_texts(trained: Trained, script: Script, tmp_path: Path
 
 
 def test_a_long_film_is_thinned_evenly(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = payload.film_entry(trained.path, print)
-    assert whole and whole["left_out"] == 0
-    sizes, said = [len(frame) for frame in whole["maps"]], []
-    monkeypatch.setattr(payload, "FILM_BYTES", sum(sizes) - 1)
-    thinned = payload.film_entry(trained.path, said.append)
+    tokenizer, said = tokenizer_from_dict(find_checkpoint(trained.path).tokenizer), list[str]()
+    whole = payload.film_entry(trained.path, tokenizer, said.append)
+    assert whole and whole["left_out"] == 0 and not said
+    monkeypatch.setattr(payload, "FILM_BYTES", len(whole["maps"]) - 1)
+    thinned = payload.film_entry(trained.path, tokenizer, said.append)
     assert thinned and thinned["steps"] in ([0, 10, 30, 40], [0, 20, 40], [0, 40])
     assert thinned["left_out"] == 5 - len(thinned["steps"]) and len(said) == 1
     monkeypatch.setattr(payload, "FILM_BYTES", 1)
-    last = payload.film_entry(trained.path, said.append)
-    assert last and last["steps"] == [40] and last["maps"] == whole["maps"][-1:]
+    last = payload.film_entry(trained.path, tokenizer, said.append)
+    assert last and last["steps"] == [40] and len(last["heads"]) == 1
     assert spread(range(0, 1000, 10), 10) == [0, 110, 220, 330, 440, 550, 660, 770, 880, 990]
 
 

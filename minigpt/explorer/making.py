@@ -73,7 +73,11 @@ def made(run: Path, wish: Wish) -> Made:
     ids = opening_ids(checkpoint, tokenizer, wish, captured=shown.captured)
     texts = [tokenizer.decode(some.tolist()).rstrip("\ufffd") for some in ids]
     shown = replace(shown, opening=replace(wish.opening, texts=texts))
-    film = film_entry(checkpoint.path.parent.parent, say) if checkpoint.path.parent.name == "checkpoints" else None
+    film = (
+        film_entry(checkpoint.path.parent.parent, tokenizer, say)
+        if checkpoint.path.parent.name == "checkpoints"
+        else None
+    )
     payload = payload_of(shown, ids, before=before, film=film)
     if before and shown.fits and not wish.compare:
         add_before(payload, before)

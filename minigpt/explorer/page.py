@@ -20,7 +20,7 @@ MOST_CODE = 150_000  # bytes of all but the payload; the tests hold it
 
 _PART = re.compile(r'<link rel="stylesheet" href="([\w./-]+)">|<script src="([\w./-]+)"></script>')
 _DATA = re.compile(r'(<script type="application/json" id="payload">).*?(</script>)', re.DOTALL)
-_UNNEEDED = re.compile(r"^ *(?:/\*\*.*?\*/\n|// [^\n]*\n)?", re.MULTILINE | re.DOTALL)  # comments, indents: a quarter
+_COMMENTS = re.compile(r"^\s*/\*.*?\*/[ \t]*$|^\s*//[^\n]*$", re.DOTALL | re.MULTILINE)
 _HEAD = '<meta charset="utf-8">\n'
 
 
@@ -36,7 +36,7 @@ class Page:
 
         def inlined(match: re.Match[str]) -> str:
             tag, name = ("style", match[1]) if match[1] else ("script", match[2])
-            content = "\n" + _UNNEEDED.sub("", (PARTS / name).read_text(encoding="utf-8"))
+            content = without_comments((PARTS / name).read_text(encoding="utf-8"))
             assert not re.search(r"</(script|style)|<!--", content, re.IGNORECASE), f"{name} would end its own tag"
             hashes[tag].append(_hash(content))
             return f"<{tag}>{content}</{tag}>"
@@ -71,6 +71,11 @@ class Page:
 def strings(language: str) -> dict[str, str]:
     """Every sentence of the page in one of LANGUAGES, by its key."""
     return json.loads((Path(__file__).parent / f"strings.{language}.json").read_text(encoding="utf-8"))
+
+
+def without_comments(part: str) -> str:
+    """A script or style without the comments that fill lines, indents and empty lines; all else stays as it is."""
+    return "".join(f"{line.strip()}\n" for line in _COMMENTS.sub("", part).splitlines() if line.strip())
 
 
 def as_script(payload: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from minigpt.checkpoint import Checkpoint, checkpoint_path, find_checkpoint, rea
 from minigpt.errors import UserError
 from minigpt.explorer.capture import blob, capture, captured_entry, lower_triangle
 from minigpt.inspection.compare import Null, closeness
-from minigpt.inspection.film import Film, read_film
+from minigpt.inspection.film import read_film
 from minigpt.inspection.patterns import parse_reference
 from minigpt.normal_form import Array, NormalForm, from_checkpoint
 from minigpt.tokenizer import END, BpeTokenizer, CharTokenizer, Tokenizer
@@ -199,38 +199,33 @@ def run_entry(model: Model) -> dict[str, Any]:
     }
 
 
-def film_entry(run: Path, say: Say) -> dict[str, Any] | None:
+def film_entry(run: Path, tokenizer: Tokenizer, say: Say) -> dict[str, Any] | None:
     """The film of a run, where there is one; of a long one so many frames, evenly spread, as take 2 MB."""
     try:
         film = read_film(run)
     except UserError:
         return None
-    frames = {film.steps[-1]: _frame(film, film.steps[-1])}
-    count, steps = min(len(film.steps), FILM_BYTES // len(frames[film.steps[-1]])), film.steps[-1:]
-    while count > 1:
+    first = film.maps(film.steps[0])
+    count, steps = len(film.steps), film.steps
+    while (
+        len(maps := blob(np.stack([lower_triangle(film.maps(step)) for step in steps]), "u1")) > FILM_BYTES
+        and count > 1
+    ):
+        count = max(1, min(count - 1, count * FILM_BYTES // len(maps)))
         steps = spread(film.steps, count)
-        frames |= {step: _frame(film, step) for step in steps if step not in frames}
-        size = sum(len(frames[step]) for step in steps)
-        if size <= FILM_BYTES:
-            break
-        count, steps = min(count - 1, count * FILM_BYTES // size), film.steps[-1:]
-    if left_out := len(film.steps) - len(steps):
+    if left_out := len(film.steps) - count:
         say(f"the film has {len(film.steps)} frames: {left_out} are left out, so that the page stays small")
-    n_layer, n_head = film.maps(steps[0]).shape[:2]
     return {
-        "ids": film.tokens,
-        "note": film.note,
         "steps": steps,
         "left_out": left_out,
-        "n_layer": n_layer,
-        "n_head": n_head,
-        "maps": [frames[step] for step in steps],
+        "n_layer": first.shape[0],
+        "n_head": first.shape[1],
+        "length": first.shape[2],
+        "ids": film.tokens,
+        "text": tokenizer.decode(film.tokens),
+        "maps": maps,
         "heads": [[row for row in film.rows if row["step"] == step] for step in steps],
     }
-
-
-def _frame(film: Film, step: int) -> str:
-    return blob(lower_triangle(film.maps(step)), "u1")
 
 
 def spread(steps: Sequence[int], count: int) -> list[int]:
