@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "ablate": "take heads out, one by one, in pairs, or all but some",
     "links": "what heads move along known links, and whether it matters",
     "sentences": "sentences side by side, word by word",
+    "film": "heads while they were trained, frame by frame",
 }
 
 

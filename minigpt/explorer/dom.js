@@ -77,7 +77,7 @@ const Dom = {
     const [from, to] = dark ? [0.24, 0.95] : [0.985, 0.3];
     return Array.from({ length: 256 }, (_, i) => {
       const share = i / 255;
-      return Dom.oklch(from + (to - from) * share, 0.02 + 0.13 * Math.sin(Math.PI * (0.15 + 0.7 * share)), 250);
+      return Dom.oklch(from + (to - from) * share, 0.005 + 0.135 * Math.sin(Math.PI * 0.85 * share), 250);
     });
   },
 

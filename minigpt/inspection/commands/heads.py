@@ -32,6 +32,7 @@ from minigpt.inspection.compare import Closeness, Maps, Null, closeness, describ
 from minigpt.inspection.head_report import HeadReport, as_csv, as_json, as_text
 from minigpt.inspection.heads import Head, parse_head
 from minigpt.inspection.maps import read_foreign_maps, read_foreign_tokens
+from minigpt.inspection.page_option import add_html_option, write_page
 from minigpt.inspection.patterns import LINKS, Pattern, Reference, Tokens, Vocabulary, parse_reference
 from minigpt.inspection.subject import Subject, add_text_arguments, asked_size, load_subject, sequences, told
 
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="one more table for each reference")
     parser.add_argument("--json", action="store_true", help="all numbers as one object")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all numbers, a row a head and reference")
+    add_html_option(parser)
     parser.add_argument("--head", metavar="L1H2", help="only this head")
     parser.add_argument(
         "--max-tv", type=float, metavar="X", help="with --head and one --ref: exit 1 if farther than this"
@@ -66,6 +68,7 @@ def run(options: argparse.Namespace) -> int:
     material = _foreign(options) if options.maps else _of_run(options)
     references = _references(options.ref, material)
     heads = _heads(options.head, material)
+    write_page(options, "look", texts=[] if options.text is None else [options.text], which=options.which)
     if options.max_tv is not None:
         return _judge(heads[0], references[0], material, options)
     patterns = {reference.name: material.patterns(reference) for reference in references}
@@ -215,6 +218,8 @@ def _judge(head: Head, reference: Reference, material: Material, options: argpar
 def _check_options(options: argparse.Namespace) -> None:
     if bool(options.run) == bool(options.maps):
         raise UserError("give a run, or maps by --maps FILE, and not both")
+    if options.maps and options.html:
+        raise UserError("--html: shows a run's model; of --maps alone there is no page")
     if options.tokens and not options.maps:
         raise UserError("--tokens: belongs to --maps; what a run reads is given by --text, --file or --source")
     if options.maps and (options.text is not None or options.file):

@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Any
 from minigpt.console import counted, say
 from minigpt.corpora import is_task
 from minigpt.errors import UserError
+from minigpt.inspection.page_option import add_html_option, write_page
 from minigpt.inspection.subject import Subject, add_run_arguments, load_subject
 from minigpt.text_options import add_unseen_option
 from minigpt.unseen import tell_lost
@@ -66,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=Path, nargs="+", metavar="RUN", help="other runs on the same task, shown beside this one"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    add_html_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -78,6 +80,8 @@ def run(options: argparse.Namespace) -> int:
     from minigpt.inspection.links import windows
 
     subject = load_subject(options.run, options.which, unseen=options.unseen)
+    if options.seeds and options.html:
+        raise UserError("--html: shows one run; leave out --seeds")
     if options.seeds:
         return side_by_side(subject, options)
     texts = linked_texts(subject, options.texts)
@@ -88,6 +92,8 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(as_json(subject, options, table), ensure_ascii=False))
     else:
         print("\n".join(lines(subject, options, table)))
+    text = subject.tokenizer.decode(texts[0].tokens.tolist()).replace("\\", "\\\\")  # as it would be typed
+    write_page(options, "look", texts=[text], which=options.which)
     return 0
 
 

@@ -26,6 +26,7 @@ from minigpt.cli import unescape
 from minigpt.console import say
 from minigpt.errors import UserError
 from minigpt.inspection.heads import Head, parse_head
+from minigpt.inspection.page_option import add_html_option, write_page
 from minigpt.inspection.row_report import reference_lines, row_as_json
 from minigpt.inspection.subject import Subject, load_subject
 from minigpt.inspection.word_tables import WIDTH, side_by_side, signed
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reference", metavar="NAME", help="hold a published row against the model's")
     add_unseen_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    add_html_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -65,6 +67,9 @@ def run(options: argparse.Namespace) -> int:
     readings = [[read(subject, sentence) for sentence in sentences] for subject in subjects]
     heads = chosen_heads(subjects[-1], readings, options.head)
     steps = [subject.checkpoint.step for subject in subjects]
+    earlier = subjects[0].checkpoint.path if len(subjects) > 1 else None
+    last = str(subjects[-1].checkpoint.step)
+    write_page(options, "compare", texts=options.sentences, which=last, compare=earlier)
     references = list(compared_rows(subjects, asked_references(options.reference, readings[0]), options.reference))
     if options.json:
         answer = as_json(sentences, steps, readings, heads) | {"run": str(options.run)}
