@@ -26,8 +26,9 @@ const filmView = {
         el("label", {}, app.t("heads.number"), this.choice)),
       this.said,
       el("div", { class: "columns" }, el("div", {}, this.grid, this.table), el("div", {}, this.large, this.chart)));
-    Promise.all(film.maps.map((frame) => Captured.inflated(frame))).then((frames) => {
-      this.frames = frames.map((bytes) => new Uint8Array(bytes));
+    Captured.inflated(film.maps).then((bytes) => {
+      const size = bytes.byteLength / film.steps.length;
+      this.frames = film.steps.map((_, i) => new Uint8Array(bytes, i * size, size));
       if (this.root) this.draw(app);
     });
   },
