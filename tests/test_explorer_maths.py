@@ -1,6 +1,5 @@
 """The page's maths in JavaScript, unchanged under node, against the numbers of the Python it follows."""
 
-import base64
 import json
 import math
 import os
@@ -8,20 +7,22 @@ import random
 import shutil
 import subprocess
 import unicodedata
-import zlib
 from collections.abc import Mapping
-from dataclasses import fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from test_plain import LAYOUTS, random_tensors, small
+from tiktoken_ext import openai_public
 
 from minigpt import plain
+from minigpt.checkpoint import Checkpoint
 from minigpt.config import DEFAULT_CONFIG, ModelConfig, read_toml
 from minigpt.errors import UserError
+from minigpt.explorer import payload
 from minigpt.inspection.compare import closeness, describe
 from minigpt.inspection.head_report import NONE, HeadReport
 from minigpt.inspection.heads import Head
@@ -102,36 +103,9 @@ def mistakes() -> dict[str, dict[str, list[Any]]]:
 # ── models ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def model_entry(form: NormalForm, precision: str = "f32") -> dict[str, Any]:
-    """One of the payload's models; arrays that change nothing are left out."""
-    arrays = {field.name: getattr(form, field.name) for field in fields(form)}
-    arrays = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray) and name != "key_head"}
-    arrays |= {f"layers.{name}": array for name, array in form.layers._asdict().items()}
-    arrays = {name: array for name, array in arrays.items() if array.size and not is_neutral(name, array)}
-    if np.array_equal(form.head, form.token_table):
-        del arrays["head"]
-    flat = np.concatenate([array.ravel() for array in arrays.values()]).astype("<f4" if precision == "f32" else "<f2")
-    return {
-        "name": "step 1",
-        "step": 1,
-        "precision": precision,
-        "sizes": {
-            "n_layer": len(form.per_layer()), "n_head": form.n_head, "n_kv_head": form.n_kv_head,
-            "d_model": form.token_table.shape[1], "head_dim": form.head_dim, "d_ff": form.layers.up_bias.shape[1],
-            "context_length": form.context_length, "vocab_size": form.vocab_size,
-        },
-        "flags": {name: getattr(form, name) for name in FLAGS},
-        "key_head": form.key_head.tolist(),
-        "arrays": [{"name": name, "shape": array.shape} for name, array in arrays.items()],
-        "blob": base64.b64encode(zlib.compress(flat.tobytes())).decode("ascii"),
-    }  # fmt: skip
-
-
-FLAGS = ("centred", "embedding_norm", "qk_norm", "activation", "softcap")
-
-
-def is_neutral(name: str, array: Array) -> bool:
-    return bool((array == (1 if name.endswith(("gain", "cos")) else 0)).all())
+def model_entry(form: NormalForm, precision: str) -> dict[str, Any]:
+    """What the page is given of a model, which here comes from no file."""
+    return payload.model_entry(payload.Model(cast(Checkpoint, SimpleNamespace(step=1)), form, "", 0, precision))
 
 
 def looked(form: NormalForm, tokens: Array, changes: Mapping[tuple[int, int], Any]) -> dict[str, Any]:
@@ -231,21 +205,6 @@ LAW = {
 # ── tokenizers ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def tokenizer_entry(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The payload's tokenizer."""
-    is_bpe = isinstance(tokenizer, BpeTokenizer)
-    pattern = tokenizer.pattern if is_bpe else ""
-    tokens = [base64.b64encode(tokenizer.token_bytes(i)).decode("ascii") for i in range(tokenizer.vocab_size)]
-    return {
-        "kind": "bpe" if is_bpe else "char",
-        "end": 0,
-        "tokens": tokens,
-        "pattern": pattern.replace(r"\s", r"\p{White_Space}").replace(r"\S", r"\P{White_Space}"),
-        "byte_fallback": isinstance(tokenizer, CharTokenizer) and tokenizer.byte_fallback,
-        "unseen": tokenizer.unseen,
-    }
-
-
 def random_texts(count: int) -> list[str]:
     """Words, blanks of all kinds, Japanese, emoji, and any characters that Unicode 14 has."""
     rng = random.Random(2)
@@ -269,6 +228,7 @@ def tokenizers() -> list[dict[str, Any]]:
     assert isinstance(bpe, BpeTokenizer)
     known = "".join(sorted(set("".join(texts[:150])) | set(" ?")))
     kinds = {
+        **{f"bpe, {name}": BpeTokenizer(name, bpe.tokens, pattern) for name, pattern in named_patterns().items()},
         "bpe": bpe,
         "bpe with holes": BpeTokenizer("holes", [*bpe.tokens[:300], None, None, *bpe.tokens[300:]], bpe.pattern),
         "byte": train_tokenizer("byte", []),
@@ -283,9 +243,23 @@ def tokenizers() -> list[dict[str, Any]]:
         pieces = [ids[1 : 1 + i % 5] for i, ids in enumerate(found) if ids]
         decoded = [{"ids": ids, "text": tokenizer.decode(ids)} for ids in pieces]
         cases.append(
-            {"name": name, "entry": tokenizer_entry(tokenizer), "texts": texts, "ids": found, "decoded": decoded}
+            {
+                "name": name,
+                "entry": payload.tokenizer_entry(tokenizer),
+                "texts": texts,
+                "ids": found,
+                "decoded": decoded,
+            }
         )
     return cases
+
+
+def named_patterns() -> dict[str, str]:
+    """The split patterns of tiktoken's encodings, without their tables."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
+            patch.setattr(openai_public, name, lambda *_, **__: {})
+        return {name: make()["pat_str"] for name, make in openai_public.ENCODING_CONSTRUCTORS.items()}
 
 
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int] | None:
@@ -330,7 +304,7 @@ def references() -> dict[str, Any]:
             "first": told.description.first_token_mass[0],
         }
         cases.append(listed(case))
-    return {"tokenizer": tokenizer_entry(tokenizer), "cases": cases}
+    return {"tokenizer": payload.tokenizer_entry(tokenizer), "cases": cases}
 
 
 REFERENCES = (

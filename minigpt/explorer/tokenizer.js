@@ -16,6 +16,21 @@ const Tokenizer = (() => {
   const hex = (code, places) => code.toString(16).toUpperCase().padStart(places, "0");
   const codePoint = (character) => `U+${hex(character.codePointAt(0), 4)}`;
 
+  /**
+   * A split pattern of tiktoken's for JavaScript: \s is Unicode's White_Space, (?i:…) is written out, and possessive
+   * quantifiers become plain ones, which in these patterns find the same: nothing that they take could be given back.
+   */
+  function splitPattern(source) {
+    const cases = (letter) => letter + letter.toUpperCase() + ({ s: "ſ", k: "\u212a" }[letter] ?? "");
+    const eitherCase = (part, inClass) => `[${(inClass ?? part).replace(/[a-z]/g, cases)}]`;
+    const translated = source
+      .replace(/\(\?i:([^()]*)\)/g, (_, body) => `(?:${body.replace(/\[(.*?)\]|[a-z]/g, eitherCase)})`)
+      .replace(/([?*+]|\{[\d,]+\})\+/g, "$1")
+      .replaceAll("\\s", "\\p{White_Space}")
+      .replaceAll("\\S", "\\P{White_Space}");
+    return new RegExp(translated, "gu");
+  }
+
   /** The bytes of the first character of some bytes; null if they begin with none. */
   function firstCharacter(packed) {
     const lead = packed.charCodeAt(0);
@@ -51,7 +66,7 @@ const Tokenizer = (() => {
 
     constructor({ kind, tokens, pattern, byte_fallback: isFallback = false, unseen = "stop" }) {
       this.#tokens = tokens.map((token) => atob(token));
-      this.#pattern = kind === "bpe" ? new RegExp(pattern, "gu") : null;
+      this.#pattern = kind === "bpe" ? splitPattern(pattern) : null;
       this.#isFallback = isFallback;
       this.#unseen = unseen;
       const areBytes = (id) => kind === "bpe" || (isFallback && id <= 256);

@@ -14,7 +14,7 @@ function load() {
     const filename = path.join(FOLDER, name);
     vm.runInThisContext(fs.readFileSync(filename, "utf-8"), { filename });
   }
-  return vm.runInThisContext("({ Attention, References, Tokenizer, Sampling, Model })");
+  return vm.runInThisContext("({ Attention, Parts, References, Tokenizer, Sampling, Model })");
 }
 
 /** The numbers to be met, which tests/test_explorer_maths.py writes. */
