@@ -88,7 +88,7 @@ const filmView = {
     this.drawGrid(app, { frame, layer, head, number });
     Dom.show(this.large, compareView.figure(app, {
       title: `L${layer}H${head}, ${app.t("film.at", { step: film.steps[frame], i: frame + 1, n: film.steps.length })}`,
-      ids: film.ids, length: film.length, row: this.rows(app, frame, layer, head),
+      ids: film.ids, length: film.length, row: this.rows(app, frame, layer, head), still: true,
     }), Dom.scale(false, app.t("weight")));
     this.drawChart(app, { frame, layer, head, number });
   },
@@ -98,6 +98,11 @@ const filmView = {
     const { film } = app.payload, row = this.rows(app, frame, layer, head);
     if (name in this.NUMBERS) return References[this.NUMBERS[name]](row, film.length);
     return References.closeness(row, this.pattern(app, name), film.length).lift;
+  },
+
+  /** Two places, also where they are zeros. */
+  short(x) {
+    return Dom.number(Math.round(100 * x) / 100 + 0, 2);
   },
 
   pattern(app, name) {
@@ -119,7 +124,7 @@ const filmView = {
       button.setAttribute("aria-pressed", String(l === layer && h === head));
       Dom.paintMap(button.firstChild, length, this.rows(app, frame, l, h));
       const value = this.number(app, number, frame, l, h);
-      button.lastChild.textContent = `L${l}H${h} ${Dom.number(value, 2)}`;
+      button.lastChild.textContent = `L${l}H${h} ${this.short(value)}`;
       return [`L${l}H${h}`, Dom.number(value)];
     });
     Dom.show(this.table, Dom.asTable(app.t("table"), () => Dom.table([app.t("head"), app.t("heads.number")], rows)));
@@ -151,7 +156,7 @@ const filmView = {
     return svg("svg", { viewBox: `0 0 ${width} ${high}`, width: "100%", style: { maxWidth: "40rem" }, role: "img", "aria-label": label },
       [low, low + range].map((value) => [
         svg("line", { x1: left, x2: width - 12, y1: y(value), y2: y(value), ...mark }),
-        svg("text", { x: left - 4, y: y(value) + 4, "text-anchor": "end" }, Dom.number(value, 2)),
+        svg("text", { x: left - 4, y: y(value) + 4, "text-anchor": "end" }, this.short(value)),
       ]),
       svg("line", { x1: x(frame), x2: x(frame), y1: top, y2: high - 24, ...mark, "stroke-dasharray": "3 3" }),
       svg("path", { d: path, class: "arc", "stroke-width": 2 }),
