@@ -119,7 +119,7 @@ const Dom = {
       image.data.set([...colours[Math.round(255 * (root ? Math.sqrt(i / 255) : i / 255))], 255], 4 * i);
     }
     picture.putImageData(image, 0, 0);
-    return Dom.el("div", { class: "scale" }, "0", canvas, "1", label);
+    return Dom.el("div", { class: "scale" }, "0", canvas, "1", Dom.el("span", {}, label));
   },
 
   /** Buttons that copy what the functions give: csv and svg text, png a canvas. */
