@@ -83,7 +83,7 @@ def test_the_file_map_names_every_module_and_nothing_else() -> None:
     named = set(re.findall(r"\b[a-z_]+\.py\b", README.split("## Where things are")[1].split("```")[1]))
     there = {path.name for path in (ROOT / "minigpt").glob("*.py")} - {"__init__.py", "errors.py", "cli.py"}
     assert named == there
-    for folder in ("tasks", "inspection", "studies"):
+    for folder in ("tasks", "inspection", "explorer", "studies"):
         assert f"minigpt/{folder}/" in README
 
 

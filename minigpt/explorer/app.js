@@ -15,7 +15,7 @@ class App {
     this.turn = 0;
     this.state = {
       tab: payload.view && views.some((view) => view.tab === payload.view) ? payload.view : engines.length ? "look" : "worked",
-      lang: payload.lang, text: payload.text, model: 0, layer: 0, head: 0, row: -1, key: 0, step: 1,
+      lang: payload.lang, text: payload.text, model: 0, layer: 0, head: 0, row: -1, key: -1, step: 1,
       ...this.fromAddress(),
     };
   }
@@ -26,8 +26,7 @@ class App {
 
   /** A sentence or word of the interface, with {names} filled in. */
   t(key, values = {}) {
-    const table = this.state.lang === "ja" ? STRINGS_JA : STRINGS_EN;
-    const text = table[key] ?? STRINGS_EN[key] ?? key;
+    const { strings } = this.payload, text = strings[this.state.lang]?.[key] ?? strings.en[key] ?? key;
     return text.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
   }
 
@@ -57,6 +56,7 @@ class App {
   async set(changes) {
     const changed = new Set(Object.keys(changes).filter((name) => this.state[name] !== changes[name]));
     Object.assign(this.state, changes);
+    if (!("key" in changes) && ["text", "model", "layer", "head", "row"].some((name) => changed.has(name))) this.state.key = -1;
     if (changed.has("text") || changed.has("model")) await this.retrace(changed);
     else if (changed.size) this.tell(changed);
   }
@@ -72,7 +72,7 @@ class App {
       const trace = kept.length ? await this.engine.trace(kept) : null;
       if (turn !== this.turn) return; // a later text is on its way
       if (!trace) this.mistake = this.t("empty");
-      const followed = !this.trace || this.state.row < 0 || this.state.row === this.trace.length - 1;
+      const followed = this.trace ? this.state.row === this.trace.length - 1 : this.state.row < 0;
       if (trace) {
         this.trace = trace;
         if (followed || this.state.row >= trace.length) this.state.row = trace.length - 1;
@@ -104,9 +104,16 @@ class App {
     state.head = within(state.head, engine.sizes.n_head);
     if (trace) {
       state.row = within(state.row, trace.length);
+      if (state.key < 0) state.key = this.strongest();
       state.key = within(state.key, trace.length);
     }
     state.step = Math.max(1, Math.min(6, state.step));
+  }
+
+  /** The key from which the chosen row moves most. */
+  strongest() {
+    const { layer, head, row } = this.state, weights = this.trace.weights(layer, head, row);
+    return weights.indexOf(Math.max(...weights));
   }
 
   /** "5 ␣the", to name a place of the text. */

@@ -68,7 +68,8 @@ const Attention = (() => {
     const [query, key, value] = [...how.inputs].map((letter) => parts[letter]);
     const [nQuery, nKey, size] = [query.length, key.length, query[0].length];
     if (size !== key[0].length || nKey !== value.length) return null;
-    if (nQuery !== nKey && (how.swapped || how.transposed || how.mask === "transposed")) return null;
+    const isTurned = how.swapped || how.transposed || (problem.mask && how.mask === "transposed");
+    if (isTurned && nQuery !== nKey) return null;
     const factor = factors(size, value[0].length, nKey)[how.scale];
     const raw = how.swapped ? scores(key, query) : scores(query, key);
     const divided = times(raw, factor);
@@ -78,7 +79,8 @@ const Attention = (() => {
     if (how.mask === "after_softmax") shares = hidden(shares, mask, 0);
     if (how.scale === "after") shares = times(shares, 1 / Math.sqrt(size));
     if (how.transposed) shares = flipped(shares);
-    return { raw, scaled: divided, masked: shown, weights: shares, output: shares.map((row) => weightedSum(row, value)) };
+    const output = shares.map((row) => weightedSum(row, value));
+    return { raw, scaled: divided, masked: shown, weights: shares, output };
   }
 
   /** What scores are multiplied by. */
@@ -120,7 +122,7 @@ const Attention = (() => {
   const hidden = (rows, mask, other) =>
     mask ? rows.map((row, i) => row.map((number, j) => (mask[i][j] ? number : other))) : rows;
 
-  /** @returns {{name: string, step: string, apply: function}} `apply(problem)`: its steps, null where shapes forbid it */
+  /** `apply(problem)` gives the steps with the mistake in them, null where shapes forbid it. */
   const mistake = (name, step, changes) => ({
     name,
     step,

@@ -77,7 +77,7 @@ const Dom = {
     const [from, to] = dark ? [0.24, 0.95] : [0.985, 0.3];
     return Array.from({ length: 256 }, (_, i) => {
       const share = i / 255;
-      return Dom.oklch(from + (to - from) * share, 0.02 + 0.13 * Math.sin(Math.PI * (0.15 + 0.7 * share)), 250);
+      return Dom.oklch(from + (to - from) * share, 0.005 + 0.135 * Math.sin(Math.PI * 0.85 * share), 250);
     });
   },
 
@@ -119,7 +119,7 @@ const Dom = {
       image.data.set([...colours[Math.round(255 * (root ? Math.sqrt(i / 255) : i / 255))], 255], 4 * i);
     }
     picture.putImageData(image, 0, 0);
-    return Dom.el("div", { class: "scale" }, "0", canvas, "1", label);
+    return Dom.el("div", { class: "scale" }, "0", canvas, "1", Dom.el("span", {}, label));
   },
 
   /** Buttons that copy what the functions give: csv and svg text, png a canvas. */

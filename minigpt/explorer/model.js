@@ -1,205 +1,15 @@
 "use strict";
 
 /**
- * A trained decoder on the normal form (minigpt/normal_form.py), by the formulas of minigpt/plain.py: numbers are kept as
- * float32 and added up in float64. Every sum runs in one order, however many tokens are computed at once, so that a
- * changed text gives the same bits as a new one.
+ * A trained decoder on the normal form (minigpt/normal_form.py), by the formulas of minigpt/plain.py. A changed text
+ * gives the same bits as a new one, and costs what comes after the change.
  *
  * Axes: T tokens, H query heads, G key/value heads, K head size, D model width, F feed-forward width, V vocabulary,
- * C context length, L layers, W = (H + 2G)·K. Weights are (out, in): y = W x + b. Arrays are flat, the last axis first.
+ * C context length, L layers, W = (H + 2G)·K, D = H·K. Weights are (out, in): y = W x + b. Arrays are flat, row by row.
  */
 const Model = (() => {
-  const LAYER_NORM_EPSILON = 1e-5;
-  const RMS_NORM_EPSILON = 1e-6;
+  const { RMS_NORM_EPSILON, addLinear, normed, activations, softmax } = Numbers;
   const REMEMBERED = 4; // traces whose rows are used again
-
-  // ── the parts ──────────────────────────────────────────────────────────────────────────────────────────────
-
-  /** y_t += W x_t + b: (T, I), (O, I) → (T, O). Four tokens and two outputs at a time: of six numbers, eight products. */
-  function addLinear(x, weight, bias, y, nToken) {
-    const nOut = bias.length;
-    const nIn = weight.length / nOut;
-    const wholeTokens = nToken - (nToken % 4);
-    const wholeOut = nToken < 4 ? 0 : nOut - (nOut % 2);
-    for (let j = 0; j < wholeOut; j += 2) {
-      const w0 = j * nIn;
-      const w1 = w0 + nIn;
-      for (let t = 0; t < wholeTokens; t += 4) {
-        const x0 = t * nIn;
-        const x1 = x0 + nIn;
-        const x2 = x1 + nIn;
-        const x3 = x2 + nIn;
-        let a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
-        for (let i = 0; i < nIn; i++) {
-          const a = weight[w0 + i];
-          const b = weight[w1 + i];
-          const p = x[x0 + i];
-          const q = x[x1 + i];
-          const r = x[x2 + i];
-          const s = x[x3 + i];
-          a0 += a * p;
-          a1 += a * q;
-          a2 += a * r;
-          a3 += a * s;
-          b0 += b * p;
-          b1 += b * q;
-          b2 += b * r;
-          b3 += b * s;
-        }
-        const out = t * nOut + j;
-        y[out] += a0 + bias[j];
-        y[out + 1] += b0 + bias[j + 1];
-        y[out + nOut] += a1 + bias[j];
-        y[out + nOut + 1] += b1 + bias[j + 1];
-        y[out + 2 * nOut] += a2 + bias[j];
-        y[out + 2 * nOut + 1] += b2 + bias[j + 1];
-        y[out + 3 * nOut] += a3 + bias[j];
-        y[out + 3 * nOut + 1] += b3 + bias[j + 1];
-      }
-    }
-    for (let t = 0; t < nToken; t++) {
-      addProduct(x, t * nIn, weight, bias, y, t * nOut, t < wholeTokens ? wholeOut : 0);
-    }
-  }
-
-  /** The same for one token, from output `first` on: four outputs at a time. */
-  function addProduct(x, at, weight, bias, y, out, first) {
-    const nOut = bias.length;
-    const nIn = weight.length / nOut;
-    let j = first;
-    for (; j + 3 < nOut; j += 4) {
-      const w0 = j * nIn;
-      const w1 = w0 + nIn;
-      const w2 = w1 + nIn;
-      const w3 = w2 + nIn;
-      let a = 0, b = 0, c = 0, d = 0;
-      for (let i = 0; i < nIn; i++) {
-        const p = x[at + i];
-        a += weight[w0 + i] * p;
-        b += weight[w1 + i] * p;
-        c += weight[w2 + i] * p;
-        d += weight[w3 + i] * p;
-      }
-      y[out + j] += a + bias[j];
-      y[out + j + 1] += b + bias[j + 1];
-      y[out + j + 2] += c + bias[j + 2];
-      y[out + j + 3] += d + bias[j + 3];
-    }
-    for (; j < nOut; j++) {
-      let total = 0;
-      for (let i = 0; i < nIn; i++) total += weight[j * nIn + i] * x[at + i];
-      y[out + j] += total + bias[j];
-    }
-  }
-
-  /** layer_norm or rms_norm of each row, times gain plus shift: (T, D) → (T, D). */
-  function normed(x, { gain, shift, centred }) {
-    const width = gain.length;
-    const y = new Float32Array(x.length);
-    for (let at = 0; at < x.length; at += width) {
-      let mean = 0;
-      let squares = 0;
-      if (centred) {
-        for (let i = 0; i < width; i++) mean += x[at + i];
-        mean /= width;
-      }
-      for (let i = 0; i < width; i++) squares += (x[at + i] - mean) ** 2;
-      const scale = 1 / Math.sqrt(squares / width + (centred ? LAYER_NORM_EPSILON : RMS_NORM_EPSILON));
-      for (let i = 0; i < width; i++) y[at + i] = (x[at + i] - mean) * scale * gain[i] + shift[i];
-    }
-    return y;
-  }
-
-  /** erf(x) = 2/√π · x e^(−x²) Σ_n (2x²)ⁿ / (1·3·5…(2n+1)), all terms of one sign. */
-  function erf(x) {
-    if (Math.abs(x) > 6) return Math.sign(x);
-    let term = x;
-    let total = x;
-    for (let n = 1; Math.abs(term) > 1e-17 * Math.abs(total); n++) total += term *= (2 * x * x) / (2 * n + 1);
-    return (2 / Math.sqrt(Math.PI)) * Math.exp(-x * x) * total;
-  }
-
-  /** up = activate(up, gate), number by number. */
-  const activations = {
-    relu: (up) => (up > 0 ? up : 0),
-    relu2: (up) => (up > 0 ? up * up : 0),
-    gelu: (up) => 0.5 * up * (1 + erf(up * Math.SQRT1_2)),
-    swiglu: (up, gate) => (up * gate) / (1 + Math.exp(-gate)),
-  };
-
-  /** Softmax of numbers, in float64. */
-  function softmax(scores) {
-    const largest = scores.reduce((most, score) => Math.max(most, score), -Infinity);
-    const powers = Float64Array.from(scores, (score) => Math.exp(score - largest));
-    const total = powers.reduce((sum, power) => sum + power, 0);
-    return powers.map((power) => power / total);
-  }
-
-  // ── from the page's data to arrays ─────────────────────────────────────────────────────────────────────────
-
-  /** The zlib-deflated floats of a blob in base64. */
-  async function inflated(blob, precision) {
-    const packed = atob(blob);
-    const bytes = new Uint8Array(packed.length);
-    for (let i = 0; i < packed.length; i++) bytes[i] = packed.charCodeAt(i);
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-    const buffer = await new Response(stream).arrayBuffer();
-    return precision === "f16" ? widened(new Uint16Array(buffer)) : new Float32Array(buffer);
-  }
-
-  /** float16 → float32: sign, five bits of exponent, ten of fraction. */
-  function widened(halves) {
-    const table = Float32Array.from({ length: 1 << 15 }, (_, bits) => {
-      const [exponent, fraction] = [bits >> 10, bits & 0x3ff];
-      if (exponent === 31) return fraction ? NaN : Infinity;
-      return exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : fraction * 2 ** -24;
-    });
-    return Float32Array.from(halves, (bits) => (bits >> 15 ? -table[bits & 0x7fff] : table[bits]));
-  }
-
-  /** Every array of the normal form by its name; those that are left out are full of what changes nothing. */
-  function named(arrays, floats, entry) {
-    const { n_layer: L, d_model: D, d_ff: F, head_dim: K, context_length: C } = entry.sizes;
-    const W = (entry.sizes.n_head + 2 * entry.sizes.n_kv_head) * K;
-    const half = Math.floor(K / 2);
-    const found = {
-      position_table: new Float32Array(C * D),
-      cos: new Float32Array(C * half).fill(1),
-      sin: new Float32Array(C * half),
-    };
-    for (const name of ["embedding", "final"]) {
-      found[`${name}_gain`] = new Float32Array(D).fill(1);
-      found[`${name}_shift`] = new Float32Array(D);
-    }
-    for (const name of ["attn", "mlp"]) {
-      found[`layers.${name}_gain`] = new Float32Array(L * D).fill(1);
-      found[`layers.${name}_shift`] = new Float32Array(L * D);
-    }
-    for (const [name, size] of Object.entries({ qkv: W, output: D, up: F, gate: F, down: D })) {
-      found[`layers.${name}_bias`] = new Float32Array(L * size);
-    }
-    let start = 0;
-    for (const { name, shape } of arrays) {
-      const size = shape.reduce((product, n) => product * n, 1);
-      found[name] = floats.subarray(start, start + size);
-      start += size;
-    }
-    if (start !== floats.length) throw new Error("the page's weights are damaged: export it again");
-    found.head ??= found.token_table; // tied
-    return found;
-  }
-
-  /** The arrays of one block. */
-  function layerOf(found, layer, nLayer, centred) {
-    const part = (name) => {
-      const all = found[`layers.${name}`];
-      return all?.subarray((layer * all.length) / nLayer, ((layer + 1) * all.length) / nLayer);
-    };
-    const linear = (name) => ({ weight: part(`${name}_weight`), bias: part(`${name}_bias`) });
-    const norm = (name) => ({ gain: part(`${name}_gain`), shift: part(`${name}_shift`), centred });
-    const [attnNorm, mlpNorm] = [norm("attn"), norm("mlp")];
-    return { attnNorm, mlpNorm, ...Object.fromEntries(["qkv", "output", "up", "gate", "down"].map((n) => [n, linear(n)])) };
-  }
 
   // ── the model ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -211,19 +21,14 @@ const Model = (() => {
 
     /** @param {object} entry one of the payload's models */
     static async of(entry) {
-      return new Model(entry, await inflated(entry.blob, entry.precision));
+      return new Model(entry, await Weights.of(entry));
     }
 
-    constructor(entry, floats) {
-      const { sizes, flags } = entry;
-      const found = named(entry.arrays, floats, entry);
-      Object.assign(this, { name: entry.name, step: entry.step, precision: entry.precision, sizes, flags });
-      this.keyHead = entry.key_head;
-      this.outside = found;
-      this.embeddingNorm = { gain: found.embedding_gain, shift: found.embedding_shift, centred: flags.centred };
-      this.finalNorm = { gain: found.final_gain, shift: found.final_shift, centred: flags.centred };
+    constructor({ name, step, precision, sizes, flags, key_head: keyHead }, { outside, layers }) {
+      Object.assign(this, { name, step, precision, sizes, flags, keyHead, outside, layers });
+      this.embeddingNorm = { gain: outside.embedding_gain, shift: outside.embedding_shift, centred: flags.centred };
+      this.finalNorm = { gain: outside.final_gain, shift: outside.final_shift, centred: flags.centred };
       this.noBias = new Float32Array(sizes.vocab_size);
-      this.layers = Array.from({ length: sizes.n_layer }, (_, l) => layerOf(found, l, sizes.n_layer, flags.centred));
     }
 
     get contextLength() {
@@ -233,8 +38,8 @@ const Model = (() => {
     /**
      * All that the model computes on a text; it stays as it is when other texts are traced.
      * @param {number[]} ids (T,), 1 ≤ T ≤ C
-     * @param {?Array<{layer: number, head: number, off?: boolean, weights?: function(number): ?Float64Array}>} changes
-     *   heads whose output is 0, or whose weights in row t are `weights(t)` unless that is null; all later numbers follow
+     * @param {?Array<{layer: number, head: number, off?: boolean, weights?: function(number)}>} changes heads whose
+     *   output is 0, or whose weights in row t are `weights(t)` (t + 1,) unless that is null; all later numbers follow
      * @returns {Promise<Trace>}
      */
     async trace(ids, changes = null) {
@@ -268,7 +73,7 @@ const Model = (() => {
       if (this.flags.embedding_norm) stream.set(normed(stream.subarray(first * D), this.embeddingNorm), first * D);
     }
 
-    /** Queries and keys as they enter attention, in place: normed and rotated, from row `first` on of (T, W). */
+    /** Queries and keys as they enter attention, from row `first` on of (T, W): normed and rotated in place. */
     turn(qkv, first) {
       const { n_head: H, n_kv_head: G, head_dim: K } = this.sizes;
       const { cos, sin } = this.outside;
@@ -309,13 +114,13 @@ const Model = (() => {
 
   // ── what it computes on one text ───────────────────────────────────────────────────────────────────────────
 
-  /** All numbers of one text: views into arrays that nothing changes any more. */
+  /** All numbers of one text, as views into arrays that nothing may change any more. */
   class Trace {
     #model;
     #changes;
     #qkv; // a layer: (T, W), as they enter attention
     #weights; // a layer: for each t the heads' rows (H, t + 1), one after the other
-    #heads; // a layer: (T, H·K), before W_O
+    #heads; // a layer: (T, D), before W_O
     #stream; // before the first block and after each: (T, D)
     #logits = []; // a token: (V,) once it was asked for
 
@@ -329,7 +134,7 @@ const Model = (() => {
       this.length = T;
       this.#qkv = empty(L, T * (H + 2 * G) * K);
       this.#weights = empty(L, (H * T * (T + 1)) / 2);
-      this.#heads = empty(L, T * H * K);
+      this.#heads = empty(L, T * D);
       this.#stream = empty(L + 1, T * D);
     }
 
@@ -357,9 +162,9 @@ const Model = (() => {
       for (let l = 0; l < L; l++) {
         const rows = old ? shared[l] : 0;
         if (rows) {
-          copy(this.#qkv[l], old.#qkv[l], (rows * this.#qkv[l].length) / this.length);
+          copy(this.#qkv[l], old.#qkv[l], rows * this.#model.layers[l].qkv.bias.length);
           copy(this.#weights[l], old.#weights[l], (H * rows * (rows + 1)) / 2);
-          copy(this.#heads[l], old.#heads[l], (rows * this.#heads[l].length) / this.length);
+          copy(this.#heads[l], old.#heads[l], rows * D);
           copy(this.#stream[l + 1], old.#stream[l + 1], rows * D);
         }
         this.#computeBlock(l, rows);
@@ -378,8 +183,8 @@ const Model = (() => {
       this.#model.turn(this.#qkv[l], first);
       for (let t = first; t < this.length; t++) this.#attend(l, t);
       after.set(before);
-      addLinear(this.#heads[l].subarray((first * this.#heads[l].length) / this.length),
-        layer.output.weight, layer.output.bias, after, nToken);
+      const heads = this.#heads[l].subarray(first * D); // H·K = D
+      addLinear(heads, layer.output.weight, layer.output.bias, after, nToken);
       this.#model.addFeedForward(after, layer, nToken);
     }
 
@@ -480,7 +285,7 @@ const Model = (() => {
       return this.#model.logitsOf(this.#stream[depth].subarray(t * D, (t + 1) * D));
     }
 
-    /** The n likeliest next tokens if the model ended after `depth` blocks, the likeliest first (of equals the lowest id). */
+    /** The n likeliest next tokens if the model ended after `depth` blocks, the likeliest first, then by id. */
     guesses(depth, t, n) {
       const isLast = depth === this.#stream.length - 1;
       const shares = softmax(isLast ? this.logits(t) : this.#logitsAfter(depth, t));

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 PARTS = Path(__file__).parent
+LANGUAGES = ("en", "ja")
 MOST_CODE = 150_000  # bytes of all but the payload; the tests hold it
 
 _PART = re.compile(r'<link rel="stylesheet" href="([\w./-]+)">|<script src="([\w./-]+)"></script>')
@@ -42,7 +43,7 @@ class Page:
 
         page = _PART.sub(inlined, (PARTS / "page.html").read_text(encoding="utf-8"))
         page = page.replace(_HEAD, f"{_HEAD}{self._policy(hashes)}\n", 1)
-        data = as_script(self.payload)
+        data = as_script({**self.payload, "strings": {language: strings(language) for language in LANGUAGES}})
         return _DATA.sub(lambda match: match[1] + data + match[2], page, count=1)
 
     def _policy(self, hashes: Mapping[str, list[str]]) -> str:
@@ -65,6 +66,11 @@ class Page:
             '<iframe sandbox="allow-scripts allow-downloads" style="width: 100%; height: 800px; border: 0" '
             f'srcdoc="{page}"></iframe>'
         )
+
+
+def strings(language: str) -> dict[str, str]:
+    """Every sentence of the page in one of LANGUAGES, by its key."""
+    return json.loads((Path(__file__).parent / f"strings.{language}.json").read_text(encoding="utf-8"))
 
 
 def without_comments(part: str) -> str:

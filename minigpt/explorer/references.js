@@ -1,13 +1,15 @@
 "use strict";
 
 /**
- * Fixed attention patterns that heads are held against, and how near heads are to them: the definitions of
- * minigpt/inspection. Row 0 is left out by every pattern: it has one key, so that all heads agree there with everything.
+ * Fixed attention patterns that heads are held against, and how near heads are to them, as minigpt/inspection defines
+ * it. Row 0 is left out by every pattern: it has one key, so that all heads agree there with everything.
  *
  * Axes: T tokens; row t has the keys 0 … t.
  */
 const References = (() => {
-  const names = ["uniform", "previous", "first", "self", "window:4", "duplicate", "induction", "punctuation", "brackets"];
+  const names = [
+    "uniform", "previous", "first", "self", "window:4", "duplicate", "induction", "punctuation", "brackets",
+  ];
   const NEAR = 0.5; // largest total variation of a head that is named after a reference
   const NEAR_UNIFORM = 0.1; // ... and after uniform
   const BRACKETS = { ")": "(", "]": "[", "}": "{", "）": "（", "］": "［", "」": "「", "』": "『", "】": "【", "》": "《" };
@@ -59,11 +61,11 @@ const References = (() => {
   }
 
   function rule(name, ids, tokenizer) {
-    const width = /^window:(\d+)$/.exec(name)?.[1];
+    const width = /^window:([1-9]\d*)$/.exec(name)?.[1];
     if (width) return (t, s) => s > t - width;
-    if (name in byPosition) return byPosition[name];
-    if (name in byIdentity) return byIdentity[name](ids);
-    if (!(name in byText)) throw new Error(`${name}: no such reference; there are ${names.join(", ")}`);
+    if (Object.hasOwn(byPosition, name)) return byPosition[name];
+    if (Object.hasOwn(byIdentity, name)) return byIdentity[name](ids);
+    if (!Object.hasOwn(byText, name)) throw new Error(`${name}: no such reference; there are ${names.join(", ")}`);
     const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
     return byText[name](Array.from(ids, (id) => decoder.decode(tokenizer.bytes(id))));
   }
@@ -74,7 +76,7 @@ const References = (() => {
     return texts.map((text, t) => {
       for (const character of text) {
         if (OPENING.has(character)) stillOpen.push({ character, t });
-        else if (character in BRACKETS && stillOpen.at(-1)?.character === BRACKETS[character]) stillOpen.pop();
+        else if (stillOpen.length && stillOpen.at(-1).character === BRACKETS[character]) stillOpen.pop();
       }
       return stillOpen.at(-1)?.t ?? -1;
     });

@@ -45,7 +45,9 @@ const Sampling = (() => {
   /** A positive logit of an id that was there is divided by the penalty, a negative one multiplied (Keskar 2019). */
   function penalised(logits, history, penalty) {
     const scores = Float64Array.from(logits);
-    if (!scores.every(Number.isFinite)) throw new Error("the model's logits are not finite: sample from an earlier step");
+    if (!scores.every(Number.isFinite)) {
+      throw new Error("the model's logits are not finite: sample from an earlier step");
+    }
     if (penalty === 1) return scores;
     for (const id of history) {
       const score = scores[id] > 0 ? scores[id] / penalty : scores[id] * penalty;
@@ -121,7 +123,9 @@ const Sampling = (() => {
     for (let rest = seed; rest > 0n; rest >>= 32n) entropy.push(Number(rest & 0xffffffffn));
     const hash = hasher(0x43b0d7e5, 0x931e8875);
     const pool = [0, 1, 2, 3].map((i) => hash(entropy[i] ?? 0));
-    const mixInto = (i, word) => (pool[i] = scrambled(Math.imul(pool[i], 0xca01f9dd) - Math.imul(hash(word), 0x4973f715)));
+    const mixInto = (i, word) => {
+      pool[i] = scrambled(Math.imul(pool[i], 0xca01f9dd) - Math.imul(hash(word), 0x4973f715));
+    };
     for (let source = 0; source < 4; source++) {
       for (let i = 0; i < 4; i++) if (i !== source) mixInto(i, pool[source]);
     }

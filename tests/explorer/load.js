@@ -5,15 +5,16 @@ const path = require("node:path");
 const vm = require("node:vm");
 
 const FOLDER = path.join(__dirname, "..", "..", "minigpt", "explorer");
-const NAMES = { attention: "Attention", references: "References", tokenizer: "Tokenizer", sampling: "Sampling", model: "Model" };
 
-/** The page's maths as the page has it: its files, unchanged and in order, in one scope. */
+/** The page's maths: its files from attention.js to model.js, in its order, unchanged, in one scope. */
 function load() {
-  for (const file of Object.keys(NAMES)) {
-    const filename = path.join(FOLDER, `${file}.js`);
+  const page = fs.readFileSync(path.join(FOLDER, "page.html"), "utf-8");
+  const files = Array.from(page.matchAll(/<script src="(.*?)">/g), ([, name]) => name);
+  for (const name of files.slice(files.indexOf("attention.js"), files.indexOf("model.js") + 1)) {
+    const filename = path.join(FOLDER, name);
     vm.runInThisContext(fs.readFileSync(filename, "utf-8"), { filename });
   }
-  return vm.runInThisContext(`({ ${Object.values(NAMES).join(", ")} })`);
+  return vm.runInThisContext("({ Attention, Parts, References, Tokenizer, Sampling, Model })");
 }
 
 /** The numbers to be met, which tests/test_explorer_maths.py writes. */

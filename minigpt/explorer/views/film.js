@@ -3,7 +3,7 @@ const filmView = {
   name: "film",
   tab: "film",
   PACE: 500, // milliseconds a step
-  NUMBERS: ["first", "keys"],
+  NUMBERS: { entropy: "effectiveKeys", firstMass: "firstMass" },
 
   create(root, app) {
     const { el } = Dom, { film } = app.payload;
@@ -12,34 +12,28 @@ const filmView = {
     this.playButton = el("button", { type: "button", onclick: () => this.play(app) }, app.t("film.play"));
     this.choice = el("select", { onchange: (event) => app.set({ number: event.target.value }) },
       References.names.map((name) => el("option", { value: name }, app.t("heads.lift", { name }))),
-      this.NUMBERS.map((name) => el("option", { value: name }, app.t(`film.${name}`))));
+      el("option", { value: "entropy" }, app.t("heads.entropy")), el("option", { value: "firstMass" }, app.t("heads.first")));
     const step = (by, key) => el("button", { type: "button", onclick: () => this.turnTo(app, this.frame(app) + by) }, app.t(key));
     this.said = el("p", { class: "said", role: "status" });
     this.grid = el("div", { class: "maps" });
+    this.table = el("div");
     this.large = el("div");
     this.chart = el("div");
     Dom.show(root, el("h2", {}, app.t("film.title")),
-      el("p", {}, app.t("film.about", { n: film.ids.length })),
-      film.text && el("p", { class: "mono" }, film.text),
+      el("p", {}, app.t("film.about", { n: film.length })),
+      el("p", { class: "quiet mono" }, film.text),
       el("div", { class: "controls" }, step(-1, "film.previous"), this.slider, step(1, "film.next"), this.playButton,
         el("label", {}, app.t("heads.number"), this.choice)),
       this.said,
-      el("div", { class: "columns" }, el("div", {}, this.grid), el("div", {}, this.large, this.chart)));
-    this.unpack(film).then((maps) => {
-      this.maps = maps;
+      el("div", { class: "columns" }, el("div", {}, this.grid, this.table), el("div", {}, this.large, this.chart)));
+    Captured.inflated(film.maps).then((bytes) => {
+      this.bytes = new Uint8Array(bytes);
       if (this.root) this.draw(app);
     });
   },
 
   update(app, changed) {
-    if (this.maps && ["tab", "frame", "layer", "head", "number", "row", "trace"].some((name) => changed.has(name))) this.draw(app);
-  },
-
-  /** All frames: (frames, L, H, lower triangle row by row), weight = byte / 255. */
-  async unpack({ maps }) {
-    const packed = Uint8Array.from(atob(maps), (character) => character.charCodeAt(0));
-    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-    return new Uint8Array(await new Response(stream).arrayBuffer());
+    if (this.bytes && ["tab", "frame", "layer", "head", "number", "row", "trace"].some((name) => changed.has(name))) this.draw(app);
   },
 
   // ── steps ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -70,13 +64,13 @@ const filmView = {
     this.playButton?.setAttribute("aria-pressed", "false");
   },
 
-  /** Weights of a head in a frame: t → (t + 1,), in [0, 1]. */
+  /** Weights of a head in a frame: t → (t + 1,), in [0, 1]. The film is (frames, L, H, lower triangle row by row), a byte each. */
   rows(app, frame, layer, head) {
     const { n_layer, n_head, length } = app.payload.film, size = (length * (length + 1)) / 2;
     const start = ((frame * n_layer + layer) * n_head + head) * size;
     return (t) => {
       const row = new Float64Array(t + 1), from = start + (t * (t + 1)) / 2;
-      for (let s = 0; s <= t; s++) row[s] = this.maps[from + s] / 255;
+      for (let s = 0; s <= t; s++) row[s] = this.bytes[from + s] / 255;
       return row;
     };
   },
@@ -86,7 +80,7 @@ const filmView = {
   draw(app) {
     const { film } = app.payload, frame = this.frame(app);
     const layer = Math.min(app.state.layer, film.n_layer - 1), head = Math.min(app.state.head, film.n_head - 1);
-    const number = [...References.names, ...this.NUMBERS].includes(app.state.number) ? app.state.number : "previous";
+    const number = [...References.names, ...Object.keys(this.NUMBERS)].includes(app.state.number) ? app.state.number : "previous";
     this.slider.value = frame;
     this.slider.setAttribute("aria-valuetext", `${film.steps[frame]}`);
     this.choice.value = number;
@@ -94,7 +88,7 @@ const filmView = {
     this.drawGrid(app, { frame, layer, head, number });
     Dom.show(this.large, compareView.figure(app, {
       title: `L${layer}H${head}, ${app.t("film.at", { step: film.steps[frame], i: frame + 1, n: film.steps.length })}`,
-      ids: film.ids, length: film.length, row: this.rows(app, frame, layer, head),
+      ids: film.ids, length: film.length, row: this.rows(app, frame, layer, head), still: true,
     }), Dom.scale(false, app.t("weight")));
     this.drawChart(app, { frame, layer, head, number });
   },
@@ -102,8 +96,13 @@ const filmView = {
   /** The chosen number of a head: lift over uniform towards a pattern, or what needs no pattern. */
   number(app, name, frame, layer, head) {
     const { film } = app.payload, row = this.rows(app, frame, layer, head);
-    if (this.NUMBERS.includes(name)) return References.describe(row, film.length)[name];
+    if (name in this.NUMBERS) return References[this.NUMBERS[name]](row, film.length);
     return References.closeness(row, this.pattern(app, name), film.length).lift;
+  },
+
+  /** Two places, also where they are zeros. */
+  short(x) {
+    return Dom.number(Math.round(100 * x) / 100 + 0, 2);
   },
 
   pattern(app, name) {
@@ -120,12 +119,15 @@ const filmView = {
         type: "button", onclick: () => app.set({ layer: Math.floor(i / n_head), head: i % n_head }),
       }, el("canvas", { class: "map hatched", "aria-hidden": "true" }), el("span"))));
     }
-    [...this.grid.children].forEach((button, i) => {
+    const rows = [...this.grid.children].map((button, i) => {
       const [l, h] = [Math.floor(i / n_head), i % n_head];
       button.setAttribute("aria-pressed", String(l === layer && h === head));
       Dom.paintMap(button.firstChild, length, this.rows(app, frame, l, h));
-      button.lastChild.textContent = `L${l}H${h} ${Dom.number(this.number(app, number, frame, l, h), 2)}`;
+      const value = this.number(app, number, frame, l, h);
+      button.lastChild.textContent = `L${l}H${h} ${this.short(value)}`;
+      return [`L${l}H${h}`, Dom.number(value)];
     });
+    Dom.show(this.table, Dom.asTable(app.t("table"), () => Dom.table([app.t("head"), app.t("heads.number")], rows)));
   },
 
   /** The number over the steps, as a line and as a table. */
@@ -154,7 +156,7 @@ const filmView = {
     return svg("svg", { viewBox: `0 0 ${width} ${high}`, width: "100%", style: { maxWidth: "40rem" }, role: "img", "aria-label": label },
       [low, low + range].map((value) => [
         svg("line", { x1: left, x2: width - 12, y1: y(value), y2: y(value), ...mark }),
-        svg("text", { x: left - 4, y: y(value) + 4, "text-anchor": "end" }, Dom.number(value, 2)),
+        svg("text", { x: left - 4, y: y(value) + 4, "text-anchor": "end" }, this.short(value)),
       ]),
       svg("line", { x1: x(frame), x2: x(frame), y1: top, y2: high - 24, ...mark, "stroke-dasharray": "3 3" }),
       svg("path", { d: path, class: "arc", "stroke-width": 2 }),

@@ -47,6 +47,7 @@ const headView = {
     }
     this.arcsTitle.textContent = app.t("head.arcs", { row: app.place(row) });
     Dom.show(this.arcs, this.drawArcs(app, weights(row)));
+    this.arcs.scrollLeft = this.arcs.scrollWidth; // the row's own token is the last
     this.say(app, row, state.key);
   },
 
@@ -91,7 +92,7 @@ const headView = {
         drawing.append(svg("path", { class: "arc", d: path, "stroke-width": Math.max(0.75, 7 * weight), "stroke-opacity": Math.min(1, 0.25 + weight) },
           svg("title", {}, `${app.place(s)}: ${Dom.number(weight)}`)));
       }
-      drawing.append(svg("text", { x: x(s), y: base + 14, "text-anchor": "middle" }, app.tokenizer.show(trace.ids[s]).slice(0, 4)),
+      drawing.append(svg("text", { x: x(s), y: base + 14, "text-anchor": "middle" }, [...app.tokenizer.show(trace.ids[s])].slice(0, 4).join("")),
         svg("text", { x: x(s), y: base + 28, "text-anchor": "middle", style: { fontSize: "9px" } }, weight >= 0.005 ? Dom.number(weight, 2).replace("0.", ".") : ""));
     }
     return drawing;

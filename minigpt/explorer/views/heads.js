@@ -47,7 +47,7 @@ const headsView = {
   },
 
   number(app) {
-    return [...References.names, "entropy", "firstMass"].includes(app.state.number) ? app.state.number : References.names[0];
+    return [...References.names, "entropy", "firstMass"].includes(app.state.number) ? app.state.number : "previous";
   },
 
   value(app, number, layer, head) {

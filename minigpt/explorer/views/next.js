@@ -214,20 +214,20 @@ const nextView = {
 
   /** Two bars a token: [label, before, after] rows of shares in [0, 1]; also what compare draws with. */
   bars(rows, names) {
-    const { svg } = Dom, high = 22, left = 90, width = 400, label = names.join(" / ");
+    const { svg } = Dom, high = 22, left = 90, width = 440, room = width - left - 110, label = names.join(" / ");
     const largest = Math.max(1e-12, ...rows.flatMap(([, before, after]) => [before, after]));
-    const bar = (x, y, colour) => svg("rect", { x: left, y, width: (width - left - 55) * (x / largest), height: 8, fill: colour });
+    const bar = (x, y, colour) => svg("rect", { x: left, y, width: room * (x / largest), height: 8, fill: colour });
     const colours = ["#8a94a3", "#3b82c4"];
-    return svg("svg", { viewBox: `0 0 ${width} ${high * rows.length + 20}`, width: "100%", style: { maxWidth: "40rem" }, role: "img", "aria-label": label },
+    return svg("svg", { viewBox: `0 0 ${width} ${high * rows.length + 20}`, width: "100%", style: { maxWidth: "32rem" }, role: "img", "aria-label": label },
       names.map((name, i) => [
-        svg("rect", { x: left + 140 * i, y: 3, width: 10, height: 8, fill: colours[i] }),
-        svg("text", { x: left + 14 + 140 * i, y: 11 }, name),
+        svg("rect", { x: left + 170 * i, y: 3, width: 10, height: 8, fill: colours[i] }),
+        svg("text", { x: left + 14 + 170 * i, y: 11 }, name),
       ]),
       rows.map(([token, before, after], i) => {
-        const y = 20 + high * i, end = left + (width - left - 55) * (Math.max(before, after) / largest) + 4;
+        const y = 20 + high * i, end = left + room * (Math.max(before, after) / largest) + 4;
         return [
           svg("text", { x: left - 6, y: y + 13, "text-anchor": "end" }, [...token].slice(0, 11).join("")),
-          bar(before, y, colours[0]), bar(after, y + 9, colours[1]), svg("text", { x: end, y: y + 13 }, Dom.percent(after)),
+          bar(before, y, colours[0]), bar(after, y + 9, colours[1]), svg("text", { x: end, y: y + 13 }, `${(100 * before).toFixed(1)} → ${(100 * after).toFixed(1)} %`),
         ];
       }));
   },

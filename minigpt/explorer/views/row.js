@@ -10,8 +10,8 @@ const rowView = {
     this.buttons = [1, 2, 3, 4, 5, 6].map((step) =>
       el("button", { type: "button", onclick: () => app.set({ step }), "aria-keyshortcuts": step }, app.t(`row.step${step}`)));
     this.formula = el("p", { class: "formula", role: "status" });
-    this.table = el("div");
-    this.detail = el("div");
+    this.table = el("div", { class: "tall" });
+    this.detail = el("div", { class: "tall" });
     this.deviation = el("p", { class: "quiet" });
     this.dimension = el("input", { type: "number", min: 0, step: 1, onchange: () => app.set({ component: this.dimension.value }) });
     this.choice = el("label", {}, app.t("row.dimension"), this.dimension);
@@ -47,6 +47,8 @@ const rowView = {
     this.dimension.value = component;
     this.formula.textContent = this.written(app, found, key, component);
     Dom.show(this.table, this.stages(app, found, key, component), found.later ? Dom.el("p", { class: "quiet" }, app.t("row.later", { n: found.later })) : "");
+    const chosen = this.table.querySelector("[aria-selected]");
+    if (chosen) this.table.scrollTop = chosen.offsetTop - this.table.clientHeight / 2;
     Dom.show(this.detail, step === 1 ? this.products(app, found, key) : step === 6 ? this.outputs(app, found) : "");
     this.deviation.textContent = app.t("row.deviation", { weights: found.deviation.weights.toExponential(1), output: found.deviation.output.toExponential(1) });
   },

@@ -14,7 +14,8 @@ const tokensView = {
     this.mistake = el("p", { class: "mistake", role: "status" });
     this.chips = el("div", { class: "tokens", role: "group", "aria-label": app.t("tokens.title"), onkeydown: (event) => this.move(app, event) });
     this.said = el("p", { class: "quiet said", role: "status" });
-    root.append(
+    const rounded = app.payload.models.filter(({ precision }) => precision === "f16").map(({ name }) => name).join(", ");
+    Dom.show(root,
       el("h2", {}, app.t("tokens.title")),
       el("p", {}, app.t("tokens.about")),
       app.engines.length > 1 && el("div", { class: "controls" }, el("label", {}, app.t("checkpoint"), this.model)),
@@ -23,7 +24,7 @@ const tokensView = {
       this.mistake,
       this.chips,
       this.said,
-      app.payload.models.some((model) => model.precision === "f16") ? el("p", { class: "quiet" }, app.t("rounded")) : "",
+      rounded && el("p", { class: "quiet" }, app.t("rounded", { names: rounded })),
       Dom.asTable(app.t("table"), () => this.table(app)));
   },
 
@@ -35,7 +36,7 @@ const tokensView = {
     if (!trace) return;
     if (changed.has("trace")) {
       Dom.show(this.chips, Array.from(trace.ids, (id, t) => Dom.el("button", {
-        type: "button", class: "token", tabindex: -1, "data-place": t, onclick: () => app.set({ row: t, key: Math.min(state.key, t) }),
+        type: "button", class: "token", tabindex: -1, "data-place": t, onclick: () => app.set({ row: t }),
       }, app.tokenizer.show(id), Dom.el("small", {}, id))));
       this.shown = -1;
     }
