@@ -1,4 +1,4 @@
-"""A page without a run: a small model is trained on the tales first, in less than a minute, however busy the machine."""
+"""A page without a run: a small model is trained on the tales first, in less than a minute."""
 
 from tempfile import TemporaryDirectory
 
