@@ -119,7 +119,7 @@ const workedView = {
         el("button", { type: "button", onclick: () => app.set({ problem: "" }) }, app.t("worked.reset"))),
       this.agreed, el("p", { class: "quiet" }, app.t("worked.choose")), this.later,
       el("h3", {}, app.t("worked.whatIf")), el("p", {}, app.t("worked.whatIfAbout")), this.wrong);
-    if (focus) this.body.querySelector(`[data-size="${focus}"]:not(:disabled)`)?.focus();
+    if (focus) this.body.querySelector(`[data-size="${focus}"]:not(:disabled), [data-size^="${focus.slice(0, -1)}"]:not(:disabled)`)?.focus();
 
     function longer(row, by, fill = 0) {
       return by > 0 ? [...row, fill] : row.slice(0, -1);
