@@ -8,6 +8,7 @@
   benchmark.py decode --transformers --size 0.8M --streams 32
   benchmark.py startup               seconds until help, first step, first token
   benchmark.py tokens --megabytes 300   text to token ids: MB a second, memory
+  benchmark.py page                  the explorer's page in a browser
   benchmark.py growth                a step against size, context, batch, threads
 
 Contenders take turns; medians and quartiles are shown. Figures taken while
@@ -67,7 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    choices = ["default", "tales", "train", "step", "decode", "startup", "tokens", "growth", "curve"]
+    choices = ["default", "tales", "train", "step", "decode", "startup", "tokens", "growth", "curve", "page"]
     parser.add_argument("what", choices=choices, help="what to measure")
     parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="compare with this checkout of karpathy/nanoGPT")
     parser.add_argument("--transformers", action="store_true", help="decode: compare with transformers, if installed")
@@ -124,6 +125,10 @@ def measure(options: argparse.Namespace) -> Report:
         from minigpt.studies.growth import growth
 
         return growth(repeats=repeats, threads=threads, overrides={})
+    if options.what == "page":
+        from minigpt.studies.page import page
+
+        return page(repeats=repeats)
     if options.what == "step":
         from minigpt.studies import benchmark
 

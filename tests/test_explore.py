@@ -1,343 +1,24 @@
-"""The page of a run: what it carries, that nothing in it does harm, and how it is made and served."""
+"""explore.py: the page of a run, what it opens with, and the sentences that mistakes get."""
 
 import base64
-import hashlib
-import html
-import json
 import re
-import shutil
 import subprocess
-import sys
-import threading
-import zlib
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from running import ROOT, Answer, Script, Trained, command, environment
-from test_plain import LAYOUTS, model_of, small
+from exploring import COMPARE, EXPLORE, lower_limits, numbers, payload_in, unpacked
+from running import Answer, Script, Trained, command, environment
 
 from minigpt import plain
 from minigpt.checkpoint import find_checkpoint, save_checkpoint
-from minigpt.config import ModelConfig
-from minigpt.explorer import making, page, payload
-from minigpt.explorer.capture import capture, captured_entry, read_out
-from minigpt.explorer.making import Wish, made
-from minigpt.explorer.page import MOST_CODE, Page, as_script
-from minigpt.explorer.payload import PAGE_BYTES, load_model, model_entry, spread
-from minigpt.normal_form import Array, NormalForm
+from minigpt.explorer import making, payload
+from minigpt.explorer.making import Wish, explore, made
+from minigpt.explorer.payload import load_model, spread
 from minigpt.tokenizer import tokenizer_from_dict
 
-EXPLORE, COMPARE = (ROOT / "scripts" / f"{name}.py" for name in ("explore", "compare_attention"))
-IDS = np.array([3, 1, 4, 1, 5, 9, 2, 6])
-
-
-def numbers(blob: str, dtype: str, *shape: int) -> Array:
-    """What the page reads."""
-    return np.frombuffer(zlib.decompress(base64.b64decode(blob)), dtype).reshape(shape or -1)
-
-
-def assert_holds(blob: str, dtype: str, expected: Array) -> None:
-    np.testing.assert_array_equal(numbers(blob, dtype, *expected.shape), expected.astype(dtype))
-
-
-def unpacked(entry: dict[str, Any]) -> dict[str, Array]:
-    """The arrays of a model in a payload by name."""
-    flat, at, found = numbers(entry["blob"], {"f32": "<f4", "f16": "<f2"}[entry["precision"]]), 0, {}
-    for array in entry["arrays"]:
-        size = int(np.prod(array["shape"]))
-        found[array["name"]] = flat[at : at + size].reshape(array["shape"])
-        at += size
-    assert at == len(flat)
-    return found
-
-
-def arrays_of(form: NormalForm) -> dict[str, Array]:
-    own = {name: value for name, value in vars(form).items() if isinstance(value, np.ndarray) and name != "key_head"}
-    return own | {f"layers.{name}": array for name, array in form.layers._asdict().items()}
-
-
-def payload_in(page_text: str) -> dict[str, Any]:
-    found = re.findall(r'<script type="application/json" id="payload">(.*?)</script>', page_text, re.DOTALL)
-    assert len(found) == 1
-    return json.loads(found[0])
-
-
-# ── what a model did ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("config", LAYOUTS.values(), ids=LAYOUTS)
-def test_a_capture_equals_the_specification(config: ModelConfig) -> None:
-    model = model_of(small(config))
-    found = capture(model, IDS)
-    logits = plain.forward(model, IDS)
-    np.testing.assert_array_equal(found.logits, logits)
-    shared_key, shared_value = found.key[:, model.key_head], found.value[:, model.key_head]
-    again = plain.attention_weights(found.query, shared_key, plain.causal_mask(len(IDS)))
-    np.testing.assert_allclose(found.weights, again, atol=1e-15)
-    x = found.stream[0]
-    for l, layer in enumerate(model.per_layer()):  # noqa: E741
-        x = plain.block(x, layer, model)
-        np.testing.assert_allclose(found.stream[l + 1], x, atol=1e-12)
-        merged = plain.merge_heads(found.weights[l] @ shared_value[l]) @ layer.output_weight.T + layer.output_bias
-        norm = plain.layer_norm if model.centred else plain.rms_norm
-        normed = norm(found.stream[l]) * layer.attn_gain + layer.attn_shift
-        np.testing.assert_allclose(merged, plain.self_attention(normed, layer, model), atol=1e-12)
-    np.testing.assert_array_equal(read_out(found.stream[-1], model), logits)
-
-
-def test_a_captured_text_holds_the_model_s_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of(small(LAYOUTS["everything at once"]))
-    found, entry = capture(model, IDS), captured_entry(model, IDS)
-    assert entry["ids"] == IDS.tolist()
-    for name in ("query", "key", "value"):
-        np.testing.assert_array_equal(
-            numbers(entry[name], "<f4", *getattr(found, name).shape), getattr(found, name).astype("f4")
-        )
-    triangle = found.weights[:, :, *np.tril_indices(len(IDS))]
-    np.testing.assert_array_equal(numbers(entry["weights"], "<f2", *triangle.shape), triangle.astype("f2"))
-    np.testing.assert_array_equal(
-        numbers(entry["logits"]["values"], "<f4", *found.logits.shape), found.logits.astype("f4")
-    )
-    shares = plain.softmax(found.logits)
-    losses = -np.log(shares[np.arange(len(IDS) - 1), IDS[1:]])
-    np.testing.assert_allclose(numbers(entry["losses"], "<f4"), losses, rtol=1e-6)
-    guessed = numbers(entry["guesses"]["ids"], "<u4", 3, len(IDS), 5)
-    np.testing.assert_array_equal(guessed[-1], np.argsort(-shares, axis=1)[:, :5])
-    best = np.take_along_axis(shares, guessed[-1].astype(int), axis=1)
-    np.testing.assert_allclose(numbers(entry["guesses"]["p"], "<f4", 3, len(IDS), 5)[-1], best, rtol=1e-6)
-
-    monkeypatch.setattr("minigpt.explorer.capture.ALL_LOGITS", 10)
-    monkeypatch.setattr("minigpt.explorer.capture.LARGEST_LOGITS", 4)
-    logits = captured_entry(model, IDS)["logits"]
-    ids = numbers(logits["ids"], "<u4", len(IDS), 4).astype(int)
-    np.testing.assert_array_equal(ids, np.argsort(-found.logits, axis=1)[:, :4])
-    total = numbers(logits["log_sum"], "<f4")[:, None]
-    largest = np.exp(numbers(logits["values"], "<f4", len(IDS), 4) - total)
-    np.testing.assert_allclose(largest, np.take_along_axis(shares, ids, axis=1), rtol=1e-5)
-
-
-LOOKING = """
-(async () => {
-  const { payload, asked } = JSON.parse(require("fs").readFileSync(0, "utf-8"));
-  globalThis.fetch = async () => ({ ok: true, json: async () => payload.served });
-  const [engine, ...others] = Captured.engines(payload);
-  const trace = await engine.trace(asked);
-  const places = asked.map((_, t) => t), layers = [0, 1], heads = [0, 1, 2, 3];
-  const each = (read) => layers.map((l) => heads.map((h) => places.map((t) => Array.from(read(l, h, t)))));
-  const refused = await engine.trace([9, 9]).then(() => "", (error) => error.message);
-  console.log(JSON.stringify({
-    name: engine.name, others: others.map((other) => other.name), canType: engine.canType, texts: engine.texts, refused,
-    query: each((l, h, t) => trace.query(l, h, t)), key: each((l, h, t) => trace.key(l, h, t)),
-    value: each((l, h, t) => trace.value(l, h, t)), output: each((l, h, t) => trace.output(l, h, t)),
-    weights: each((l, h, t) => trace.weights(l, h, t)), logits: places.map((t) => Array.from(trace.logits(t))),
-    guesses: places.map((t) => trace.guesses(1, t, 3)), losses: places.map((t) => trace.loss(t)),
-  }));
-})();
-"""
-
-
-def looked(payload: dict[str, Any], asked: list[int]) -> dict[str, Any]:
-    """What captured.js says of a payload."""
-    node = shutil.which("node") or pytest.skip("there is no node here")
-    script = (page.PARTS / "captured.js").read_text(encoding="utf-8") + LOOKING
-    words, given = [node, "-e", script], json.dumps({"payload": payload, "asked": asked})
-    done = subprocess.run(words, input=given, capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_the_page_reads_a_captured_text(monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
-    if not whole:
-        monkeypatch.setattr("minigpt.explorer.capture.ALL_LOGITS", 10)
-        monkeypatch.setattr("minigpt.explorer.capture.LARGEST_LOGITS", 15)
-    model, ids = model_of(small(LAYOUTS["everything at once"])), IDS.tolist()
-    sizes = {"n_layer": 2, "n_head": 4, "n_kv_head": 2, "head_dim": 8, "vocab_size": 19, "context_length": 12}
-    entry, found = captured_entry(model, ids), capture(model, ids)
-    about = {"name": "step 9", "sizes": sizes, "precision": "f32", "text": "abc"}
-    captured = [
-        {**about, **entry},
-        {**about, "text": "d", **captured_entry(model, [1])},
-        {**about, "name": "step 0", **entry},
-    ]
-    seen = looked({"captured": captured, "server": None}, ids)
-    assert (seen["name"], seen["others"], seen["canType"], seen["texts"]) == ("step 9", ["step 0"], False, ["abc", "d"])
-    assert "captured texts" in seen["refused"]
-    np.testing.assert_array_equal(np.array(seen["query"], "f4"), found.query.astype("f4"))
-    for name in ("key", "value"):
-        np.testing.assert_array_equal(np.array(seen[name], "f4"), getattr(found, name)[:, model.key_head].astype("f4"))
-    rows = [[[seen["weights"][l][h][t] for t in range(len(ids))] for h in range(4)] for l in range(2)]  # noqa: E741
-    for place in np.ndindex(2, 4, len(ids)):
-        l, h, t = place  # noqa: E741
-        np.testing.assert_array_equal(rows[l][h][t], found.weights[l, h, t, : t + 1].astype("f2"))
-    heads = found.weights @ found.value[:, model.key_head]
-    np.testing.assert_allclose(seen["output"], heads, atol=2e-3 * abs(heads).max())
-    shares = plain.softmax(np.array(seen["logits"]))
-    kept = np.argsort(-found.logits, axis=1)[:, : 19 if whole else 15]
-    expected = plain.softmax(found.logits)
-    seen_kept, expected_kept = (np.take_along_axis(p, kept, axis=1) for p in (shares, expected))
-    np.testing.assert_allclose(seen_kept, expected_kept, atol=1e-6)
-    depth = plain.softmax(read_out(found.stream[1], model))
-    assert [[guess["id"] for guess in row] for row in seen["guesses"]] == np.argsort(-depth, axis=1)[:, :3].tolist()
-    assert seen["losses"][-1] is None
-    of_next = np.array(seen["losses"][:-1])
-    np.testing.assert_allclose(np.exp(-of_next), expected[np.arange(len(ids) - 1), ids[1:]], rtol=1e-5)
-
-    server = {"url": "", "token": "secret", "models": [about]}
-    live = looked({"captured": [], "server": server, "served": entry}, ids)
-    assert live["canType"] and live["query"] == seen["query"]
-
-
-# ── weights ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("precision", ["f32", "f16"])
-@pytest.mark.parametrize("config", LAYOUTS.values(), ids=LAYOUTS)
-def test_weights_come_back_bit_for_bit(trained: Trained, config: ModelConfig, precision: str) -> None:
-    form = model_of(small(config)).astype(np.float32)
-    if precision == "f16":
-        form = form.astype(np.float16).astype(np.float32)
-    model = replace(load_model(find_checkpoint(trained.path)), form=form, precision=precision)
-    entry = json.loads(json.dumps(model_entry(model)))
-    found = unpacked(entry)
-    assert entry["key_head"] == form.key_head.tolist()
-    assert {key: entry["flags"][key] for key in ("qk_norm", "softcap")} == {
-        "qk_norm": form.qk_norm,
-        "softcap": form.softcap,
-    }
-    for name, array in arrays_of(form).items():
-        if name in found:
-            np.testing.assert_array_equal(found[name].astype("f4"), array)
-        elif name == "head":
-            np.testing.assert_array_equal(array, form.token_table)
-        else:
-            neutral = 1 if name.endswith(("gain", "cos")) else 0
-            assert (array == neutral).all(), name
-            assert name.endswith(("gain", "cos", "shift", "bias", "table", "sin", "gate_weight"))
-    if config == LAYOUTS["default"]:
-        assert set(found) == {
-            "token_table",
-            "cos",
-            "sin",
-            *(f"layers.{name}_weight" for name in ("qkv", "output", "up", "down")),
-        }
-
-
-def test_sizes(trained: Trained) -> None:
-    """0.8 million parameters in 5 MB; six layers of six heads on 128 tokens in 6 MB."""
-    model, random = load_model(find_checkpoint(trained.path)), np.random.default_rng(0)
-    form = model_of(small(ModelConfig(n_layer=2)))
-    table = random.standard_normal((800_000 // 128, 128)).astype("f4")
-    entry = model_entry(replace(model, form=replace(form, token_table=table, head=table)))
-    assert MOST_CODE + len(as_script({"model": entry, "examples": payload.examples()})) <= PAGE_BYTES
-
-    heads = {name: random.standard_normal((6, 6, 128, 64)).astype("f4") for name in ("query", "key", "value")}
-    weights = plain.softmax(np.where(np.tri(128, dtype=bool), random.standard_normal((6, 6, 128, 128)), -np.inf))
-    logits, stream = random.standard_normal((128, 1792)), random.standard_normal((7, 128, 384))
-    done = capture_of(heads, weights, logits, stream)
-    assert MOST_CODE + len(as_script({"captured": done, "examples": payload.examples()})) <= 6_000_000
-
-
-def capture_of(heads: dict[str, Array], weights: Array, logits: Array, stream: Array) -> dict[str, Any]:
-    """The entry of a pass that is made up."""
-    from minigpt.explorer import capture as module
-
-    ids = np.arange(128)
-    found = module.Captured(ids, **heads, weights=weights, stream=stream, logits=logits)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "capture", lambda model, ids: found)
-        patch.setattr(module, "read_out", lambda x, model: logits)
-        return captured_entry(model_of(small(ModelConfig())), ids)
-
-
-# ── the file ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A page of three parts."""
-    folder = tmp_path / "parts"
-    (folder / "views").mkdir(parents=True)
-    (folder / "page.html").write_text(
-        '<!doctype html>\n<html><head>\n<meta charset="utf-8">\n'
-        '<link rel="stylesheet" href="page.css">\n</head><body>\n'
-        '<script type="application/json" id="payload">null</script>\n<script src="a.js"></script>\n'
-        '<script src="views/b.js"></script>\n</body></html>\n',
-        encoding="utf-8",
-    )
-    (folder / "page.css").write_text("body { color: #123 }\n", encoding="utf-8")
-    (folder / "a.js").write_text('const A = "é \\\\1 \\\\g<0>";\r\n', encoding="utf-8", newline="")
-    (folder / "views" / "b.js").write_text("const B = 1;\n", encoding="utf-8")
-    monkeypatch.setattr(page, "PARTS", folder)
-    return folder
-
-
-def test_the_page_is_one_file_that_reaches_nothing(stand_in: Path) -> None:
-    text = Page({"server": None}).html()
-    assert not re.search(r"\b(src|href)=", text)
-    assert 'const A = "é \\\\1 \\\\g<0>";\n' in text and "const B = 1;" in text and "color: #123" in text
-    policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
-    assert policy and text.index(policy[0]) < text.index("<style>") < text.index("<script>")
-    rules = dict(rule.split(" ", 1) for rule in policy[1].split("; "))
-    for tag in ("script", "style"):
-        contents = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        digests = [base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() for content in contents]
-        assert rules[f"{tag}-src"].split() == [f"'sha256-{digest}'" for digest in digests]
-    assert rules["default-src"] == rules["connect-src"] == "'none'"
-    assert "connect-src 'self';" in Page({"server": {"token": "x"}}).html()
-
-
-@pytest.mark.parametrize(
-    "text", ["</script><script>alert(1)</script>", "<!--<script>", "]]>\u2028\u2029\ud83d&quot;\0"]
-)
-def test_no_text_leaves_the_data(stand_in: Path, text: str) -> None:
-    written = Page({"text": text, "tokens": [text], "server": None}).html()
-    found = payload_in(written)
-    assert found["text"] == text and found["tokens"] == [text]
-    assert written.isascii() or "é" in written
-    assert written.count("<script") == 3 and written.count("</script") == 3 and "<!--" not in written
-
-
-def test_a_notebook_shows_the_page_in_a_sandbox(stand_in: Path) -> None:
-    shown = Page({"text": '"</iframe>', "server": None})
-    frame = re.fullmatch(
-        r'<iframe sandbox="allow-scripts allow-downloads" style="[^"]*" srcdoc="([^"]*)"></iframe>', shown._repr_html_()
-    )
-    assert frame and html.unescape(frame[1]) == shown.html()
-
-
-def test_the_page_s_own_code_is_small() -> None:
-    assert len(Page({"server": None}).html().encode()) <= MOST_CODE
-
-
-@pytest.mark.parametrize("part", sorted(page.PARTS.rglob("*.js")), ids=lambda part: part.name)
-def test_scripts_stay_what_they_are_without_comments(part: Path) -> None:
-    source = part.read_text(encoding="utf-8")
-    left = page.without_comments(source)
-    assert all(line.count("`") % 2 == 0 for line in left.splitlines()), (
-        "a text over several lines would lose its indents"
-    )
-    assert not re.search(r"^ |^//|^/\*|^\*|\n\n", left, re.MULTILINE)
-    assert left.splitlines() == [line.strip() for line in source.splitlines() if line.strip() in set(left.splitlines())]
-    if node := shutil.which("node"):
-        done = subprocess.run([node, "--check", "-"], input=left, capture_output=True, encoding="utf-8", check=False)
-        assert done.returncode == 0, done.stderr
-
-
 # ── from a run ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def larger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limits of sizes, for models of a few thousand parameters."""
-    monkeypatch.setattr(making, "PARAMETERS", 100)
-    monkeypatch.setattr(payload, "PARAMETERS", 100)
 
 
 def exported(script: Script, folder: Path, run: Path, *words: object) -> tuple[Answer, dict[str, Any]]:
@@ -347,7 +28,7 @@ def exported(script: Script, folder: Path, run: Path, *words: object) -> tuple[A
     return answer, payload_in(file.read_text(encoding="utf-8"))
 
 
-def test_the_page_of_a_run(trained: Trained, script: Script, tmp_path: Path, stand_in: Path) -> None:
+def test_the_page_of_a_run(trained: Trained, script: Script, tmp_path: Path) -> None:
     answer, found = exported(script, tmp_path, trained.path)
     best = find_checkpoint(trained.path)
     assert re.fullmatch(rf"{tmp_path}/page.html: 0\.\d MB, weights of step {best.step}, step 0\n", answer.out)
@@ -375,7 +56,12 @@ def test_the_page_of_a_run(trained: Trained, script: Script, tmp_path: Path, sta
     assert found["examples"]["attention"][0]["name"] == "three_token_full"
 
 
-def test_what_the_page_opens_with(trained: Trained, script: Script, tmp_path: Path, stand_in: Path) -> None:
+def test_a_notebook_s_page(trained: Trained, script: Script, tmp_path: Path) -> None:
+    exported(script, tmp_path, trained.path)
+    assert explore(str(trained.path)).html() == (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_what_the_page_opens_with(trained: Trained, script: Script, tmp_path: Path) -> None:
     _, found = exported(
         script, tmp_path, trained.path, "--text", "the\\n", "--text", "a", "--view", "compare", "--lang", "ja"
     )
@@ -415,7 +101,7 @@ def test_step_0_is_left_out_of_a_large_page(
     assert "left out" in capsys.readouterr().err
 
 
-def test_another_model_beside_it(trained: Trained, script: Script, tmp_path: Path, stand_in: Path) -> None:
+def test_another_model_beside_it(trained: Trained, script: Script, tmp_path: Path) -> None:
     other = trained.path / "checkpoints" / "step-00000020.safetensors"
     _, found = exported(script, tmp_path, trained.path, "--compare", other)
     assert [model["name"] for model in found["models"]][1] == "step 20"
@@ -430,7 +116,10 @@ def test_another_model_beside_it(trained: Trained, script: Script, tmp_path: Pat
     assert answer.code == 2 and "another tokenizer" in answer.err and answer.err.count("\n") == 1
 
 
-def test_a_larger_model_s_texts(trained: Trained, script: Script, tmp_path: Path, stand_in: Path, larger: None) -> None:
+def test_a_larger_model_s_texts(
+    trained: Trained, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower_limits(monkeypatch)
     answer, found = exported(script, tmp_path, trained.path, "--text", "the old miller paints", "--text", "a")
     assert "14,080 parameters, of which a page carries at most 100: this one shows 2 texts" in answer.err
     assert "cut to its first 16 tokens" in answer.err and answer.out.endswith("captured texts\n")
@@ -471,7 +160,6 @@ def test_the_page_of_what_is_compared(
     trained: Trained,
     script: Script,
     tmp_path: Path,
-    stand_in: Path,
     words: list[str],
     view: str,
     texts: list[str] | None,
@@ -483,7 +171,7 @@ def test_the_page_of_what_is_compared(
     assert found["view"] == view and found["texts"] == (texts or found["texts"])
 
 
-def test_sentences_of_two_checkpoints(trained: Trained, script: Script, tmp_path: Path, stand_in: Path) -> None:
+def test_sentences_of_two_checkpoints(trained: Trained, script: Script, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     answer = script(COMPARE, "sentences", trained.path, "the", "--which", 0, "--which", 20, "--html", file)
     assert answer.code == 0, answer.err
@@ -560,104 +248,3 @@ def test_exporting_needs_no_torch(trained: Trained, tmp_path: Path) -> None:
     words = command("-c", code, trained.path, "--export", tmp_path / "page.html")
     done = subprocess.run(words, env=environment(), capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr
-
-
-# ── served ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Client:
-    """Asks a server of this process."""
-
-    def __init__(self, port: int, token: str) -> None:
-        self.port, self.token = port, token
-
-    def ask(self, body: object, **headers: str) -> tuple[int, dict[str, Any]]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        connection.request("POST", "/api/trace", content, {"X-Explorer-Token": self.token, **headers})
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-
-    def page(self, **headers: str) -> tuple[int, str]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
-        connection.request("GET", "/", headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-
-
-@pytest.fixture
-def client(trained: Trained, stand_in: Path, larger: None) -> Iterator[Client]:
-    uvicorn = pytest.importorskip("uvicorn", reason='pip install -e ".[serve]"')
-    from minigpt.explorer import server
-
-    with server.listening(0) as listener:
-        port = listener.getsockname()[1]
-        service = server.Service(made(trained.path, Wish(live=True)), port)
-        running = uvicorn.Server(uvicorn.Config(service.app(), log_level="critical", lifespan="off"))
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
-        thread.start()
-        yield Client(port, service.token)
-        running.should_exit = True
-        thread.join()
-
-
-def test_the_server_answers_its_own_page(client: Client, trained: Trained) -> None:
-    status, text = client.page()
-    found = payload_in(text)
-    assert status == 200 and "connect-src 'self'" in text
-    assert found["server"]["token"] == client.token and found["models"] == found["captured"] == []
-    assert found["server"]["models"][0]["sizes"]["context_length"] == 16
-    status, entry = client.ask({"ids": IDS.tolist(), "model": 0})
-    form = load_model(find_checkpoint(trained.path)).form
-    logits = plain.forward(form, IDS)
-    assert status == 200 and entry["ids"] == IDS.tolist()
-    np.testing.assert_allclose(
-        numbers(entry["logits"]["values"], "<f4", *logits.shape), logits, atol=1e-5 * abs(logits).max()
-    )
-
-
-def test_the_server_refuses(client: Client) -> None:
-    good = {"ids": [1, 2, 3]}
-    cases: list[tuple[int, object, dict[str, str]]] = [
-        (403, good, {"Host": "evil.example"}),
-        (403, good, {"Host": f"evil.example:{client.port}"}),
-        (403, good, {"X-Explorer-Token": ""}),
-        (403, good, {"X-Explorer-Token": "ä" + client.token[1:]}),
-        (400, b"no JSON", {}),
-        (400, b"\xff", {}),
-        (400, [1, 2], {}),
-        (400, {"ids": "abc"}, {}),
-        (400, {"ids": []}, {}),
-        (400, {"ids": [1] * 17}, {}),
-        (400, {"ids": [True]}, {}),
-        (400, {"ids": [-1]}, {}),
-        (400, {"ids": [10**30]}, {}),
-        (400, {"ids": [1], "model": 7}, {}),
-        (413, b" " * 70_000, {}),
-    ]
-    for status, body, headers in cases:
-        found, answer = client.ask(body, **headers)
-        assert (found, list(answer)) == (status, ["error"]), (body, headers, answer)
-    assert client.page(Host="evil.example")[0] == 403
-    assert client.ask(good)[0] == 200
-
-
-def test_the_server_answers_many_at_once(client: Client) -> None:
-    asked = [[1 + i % 20, 2, 3] for i in range(12)]
-    with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda ids: client.ask({"ids": ids}), asked))
-    assert [(status, entry["ids"]) for status, entry in answers] == [(200, ids) for ids in asked]
-    same = [entry["logits"] for _, entry in answers if entry["ids"] == [1, 2, 3]]
-    assert all(logits == same[0] for logits in same)
-
-
-def test_a_port_in_use_gets_one_sentence(client: Client, trained: Trained, script: Script) -> None:
-    answer = script(EXPLORE, trained.path, "--serve", "--port", client.port)
-    assert answer.code == 2 and f"--port {client.port}" in answer.err and answer.err.count("\n") == 1
-
-
-def test_without_the_server_s_packages(trained: Trained, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "minigpt.explorer.server", raising=False)
-    answer = script(EXPLORE, trained.path, "--serve")
-    assert answer.code == 2 and "pip install starlette uvicorn" in answer.err and answer.err.count("\n") == 1

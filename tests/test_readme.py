@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,20 @@ from running import ROOT, Script
 from minigpt import planning
 from minigpt.pace import Pace
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = [
-    line
-    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
-    for line in block.splitlines()
-    if line.strip() and not line.startswith("#")
-]
+README, JAPANESE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.ja.md"))
+
+
+def commands_of(readme: str) -> list[str]:
+    """The lines of its bash blocks, without comments and blank ones."""
+    return [
+        line
+        for block in re.findall(r"```bash\n(.*?)```", readme, re.DOTALL)
+        for line in block.splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
+
+
+COMMANDS = commands_of(README)
 SCRIPTS = [line for line in COMMANDS if line.startswith("python scripts/") and "benchmark" not in line]
 
 STUDENT = """
@@ -77,6 +85,15 @@ def test_every_command(script: Script, tmp_path: Path, monkeypatch: pytest.Monke
     assert {path.name for path in Path("runs").iterdir()} == {
         "tales", "bard", "my-texts", "other", "induction", "recall", "lstm", "task-sweep", "curves.png",
     }  # fmt: skip
+
+
+def test_the_japanese_readme_has_the_same_commands_and_the_same_numbers_in_its_tables() -> None:
+    assert commands_of(JAPANESE) == COMMANDS
+    numbers, japanese = (
+        [Counter(re.findall(r"\d+(?:[.,]\d+)*", line)) for line in readme.splitlines() if line.startswith("|")]
+        for readme in (README, JAPANESE)
+    )
+    assert japanese == numbers
 
 
 def test_the_file_map_names_every_module_and_nothing_else() -> None:

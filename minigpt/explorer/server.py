@@ -148,7 +148,7 @@ def serve(found: Made, listener: socket.socket, *, browser: bool = False) -> Non
     port = listener.getsockname()[1]
     address = f"http://{HOST}:{port}/"
     app = Service(found, port).app()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
     print(f"{address} (Ctrl-C ends)", flush=True)
     if browser:
         webbrowser.open(address)

@@ -65,8 +65,8 @@ const compareView = {
     Dom.show(this.controls,
       text("text", app.t(kind === "texts" ? "compare.first" : "tokens.label")),
       kind === "texts" && text("second", app.t("compare.second")),
-      app.engines.length > 1 && this.select("model", app.t(kind === "checkpoints" ? "compare.firstModel" : "checkpoint"), models, (value) => app.set({ model: Number(value) })),
-      kind === "checkpoints" && this.select("other", app.t("compare.secondModel"), models, (value) => app.set({ other: Number(value) })),
+      kind === "checkpoints" && this.select("other", app.t("compare.firstModel"), models, (value) => app.set({ other: Number(value) })),
+      app.engines.length > 1 && this.select("model", app.t(kind === "checkpoints" ? "compare.secondModel" : "checkpoint"), models, (value) => app.set({ model: Number(value) })),
       this.field("row", app.t("compare.row"), Dom.el("input", { type: "number", min: 0, step: 1, oninput: (event) => app.set({ row: Math.round(event.target.valueAsNumber) || 0 }) })),
       this.select("head", app.t("head"), heads, (value) => app.set({ layer: Math.floor(value / sizes.n_head), head: value % sizes.n_head })),
       kind === "reference" && references("reference", app.t("reference")),
@@ -124,7 +124,7 @@ const compareView = {
     const ids = (engine.canType ? tokenizer.encode(text) : engine.ids(text)).slice(0, engine.contextLength);
     if (!ids.length) throw new Error(app.t("empty"));
     const second = await engine.trace(ids);
-    const shared = Math.min(trace.length, second.length);
+    const [shared, size] = [Math.min(trace.length, second.length), Math.max(trace.length, second.length)];
     let same = 0;
     while (same < shared && trace.ids[same] === second.ids[same]) same++;
     const rows = [trace, second].map((one) => this.rowsOf(one, state));
@@ -132,9 +132,9 @@ const compareView = {
       said: this.told(app, trace, second, same),
       body: [
         this.maps(app, [
-          { title: app.t("compare.first"), length: trace.length, row: rows[0], ids: trace.ids },
-          { title: app.t("compare.second"), length: second.length, row: rows[1], ids: second.ids },
-          { title: app.t("compare.difference"), length: shared, row: this.minus(rows[1], rows[0]), ids: second.ids, signed: true },
+          { title: app.t("compare.first"), size, length: trace.length, row: rows[0], ids: trace.ids },
+          { title: app.t("compare.second"), size, length: second.length, row: rows[1], ids: second.ids },
+          { title: app.t("compare.secondMinus"), size, length: shared, row: this.minus(rows[1], rows[0]), ids: second.ids, signed: true },
         ]),
         this.besides(app, trace, second, rows, same),
       ],
@@ -157,7 +157,7 @@ const compareView = {
     const table = Array.from({ length }, (_, t) => {
       const there = t < first.length && t < second.length;
       return [
-        t, shown(first, t), shown(second, t), there && first.ids[t] === second.ids[t] ? "=" : "≠",
+        t, shown(first, t), shown(second, t), there ? (first.ids[t] === second.ids[t] ? "=" : "≠") : "",
         there ? Dom.number(half(rows[0](t), rows[1](t)), 4) : "–", t < same ? app.t("compare.blind") : "",
       ];
     });
@@ -172,17 +172,16 @@ const compareView = {
 
   async show_checkpoints(app) {
     const { trace, engine, state } = app, other = app.engines[this.other(app)];
-    const second = await other.trace(trace.ids);
-    const rows = [trace, second].map((one) => this.rowsOf(one, state));
-    const names = [engine.name, other.name];
+    const traces = [await other.trace(trace.ids), trace], names = [other.name, engine.name];
+    const rows = traces.map((one) => this.rowsOf(one, state));
     return {
-      said: this.losses(app, [trace, second], names),
+      said: this.losses(app, traces, names),
       body: [
         this.maps(app, [
           ...rows.map((row, i) => ({ title: names[i], length: trace.length, row, ids: trace.ids })),
           { title: `${names[1]} − ${names[0]}`, length: trace.length, ids: trace.ids, signed: true, row: this.minus(rows[1], rows[0]) },
         ]),
-        this.guesses(app, [trace, second], names, state.row),
+        this.guesses(app, traces, names, state.row),
       ],
     };
   },
@@ -312,27 +311,28 @@ const compareView = {
 
   /**
    * One map, which tells the cell under the pointer; a press chooses its row. What is masked or not defined is hatched.
-   * @param {{title: string, ids: number[], length: number, row: function(number): ?ArrayLike<number>, signed: boolean}} picture
+   * @param {{title: string, ids: number[], length: number, row: function(number): ?ArrayLike<number>, signed: boolean, size: number, still: boolean}} picture
+   *   size: tokens that it has room for, length unless given; still: whether no row is chosen on it
    */
   figure(app, picture) {
-    const { el } = Dom, { length, title, ids } = picture, chosen = app.state.row;
+    const { el } = Dom, { length, title, ids, size = length, still } = picture, chosen = app.state.row;
     const canvas = el("canvas", { class: "map hatched", role: "img", "aria-label": title });
     const told = el("p", { class: "said quiet" }), shown = (i) => `${i} ${app.tokenizer.show(ids[i])}`;
     this.paint(canvas, picture);
     const at = (event) => {
       const box = canvas.getBoundingClientRect();
-      const place = (x, size) => Math.max(0, Math.min(length - 1, Math.floor((length * x) / size)));
+      const place = (x, all) => Math.max(0, Math.min(length - 1, Math.floor((size * x) / all)));
       return [place(event.clientY - box.top, box.height), place(event.clientX - box.left, box.width)];
     };
     const tell = (event) => {
       const [t, s] = at(event), row = s <= t && picture.row(t);
       told.textContent = row ? app.t("compare.cell", { row: shown(t), key: shown(s), x: Dom.number(row[s]) }) : "";
     };
-    const percent = (x) => `${(100 * x) / length}%`;
+    const percent = (x) => `${(100 * x) / size}%`;
     return el("figure", {},
       el("figcaption", {}, title, " ", Dom.copyButtons({ csv: () => this.csv(picture), png: () => canvas }, (copied) => (told.textContent = app.t(copied ? "copied" : "saved")))),
-      el("div", { class: "map-frame", onpointermove: tell, onclick: (event) => app.set({ row: at(event)[0] }) }, canvas,
-        chosen < length && el("div", { class: "mark", style: { left: 0, top: percent(chosen), height: percent(1), width: percent(chosen + 1) } })),
+      el("div", { class: "map-frame", onpointermove: tell, onclick: (event) => !still && app.set({ row: at(event)[0] }) }, canvas,
+        !still && chosen < length && el("div", { class: "mark", style: { left: 0, top: percent(chosen), height: percent(1), width: percent(chosen + 1) } })),
       told,
       Dom.asTable(app.t("table"), () => Dom.table(["", ...Array.from({ length }, (_, s) => shown(s))],
         Array.from({ length }, (_, t) => [shown(t), ...Array.from(picture.row(t) ?? [], (x) => Dom.number(x))]), title)));
@@ -343,13 +343,13 @@ const compareView = {
   },
 
   /** Each defined row of a map as pixels. */
-  paint(canvas, { length, row, signed }) {
-    canvas.width = canvas.height = Math.max(1, length);
+  paint(canvas, { length, row, signed, size = length }) {
+    canvas.width = canvas.height = Math.max(1, size);
     const picture = canvas.getContext("2d"), image = picture.createImageData(canvas.width, canvas.height);
     const colour = signed ? this.signedColours() : this.colours();
     for (let t = 0; t < length; t++) {
       const values = row(t);
-      for (let s = 0; values && s <= t; s++) image.data.set(colour(values[s]), 4 * (t * length + s));
+      for (let s = 0; values && s <= t; s++) image.data.set(colour(values[s]), 4 * (t * size + s));
     }
     picture.putImageData(image, 0, 0);
   },
@@ -375,6 +375,6 @@ const compareView = {
     const picture = canvas.getContext("2d"), image = picture.createImageData(255, 1), colour = this.signedColours();
     for (let i = 0; i < 255; i++) image.data.set(colour((i - 127) / 127), 4 * i);
     picture.putImageData(image, 0, 0);
-    return Dom.el("div", { class: "scale" }, "−1", canvas, "1", label);
+    return Dom.el("div", { class: "scale" }, "−1", canvas, "1", Dom.el("span", {}, label));
   },
 };

@@ -20,21 +20,20 @@ const filmView = {
     this.large = el("div");
     this.chart = el("div");
     Dom.show(root, el("h2", {}, app.t("film.title")),
-      el("p", {}, app.t("film.about", { n: film.ids.length })),
-      film.note && el("p", { class: "quiet" }, film.note),
+      el("p", {}, app.t("film.about", { n: film.length })),
+      el("p", { class: "quiet mono" }, film.text),
       el("div", { class: "controls" }, step(-1, "film.previous"), this.slider, step(1, "film.next"), this.playButton,
         el("label", {}, app.t("heads.number"), this.choice)),
       this.said,
       el("div", { class: "columns" }, el("div", {}, this.grid, this.table), el("div", {}, this.large, this.chart)));
     Captured.inflated(film.maps).then((bytes) => {
-      const size = bytes.byteLength / film.steps.length;
-      this.frames = film.steps.map((_, i) => new Uint8Array(bytes, i * size, size));
+      this.bytes = new Uint8Array(bytes);
       if (this.root) this.draw(app);
     });
   },
 
   update(app, changed) {
-    if (this.frames && ["tab", "frame", "layer", "head", "number", "row", "trace"].some((name) => changed.has(name))) this.draw(app);
+    if (this.bytes && ["tab", "frame", "layer", "head", "number", "row", "trace"].some((name) => changed.has(name))) this.draw(app);
   },
 
   // ── steps ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -65,13 +64,13 @@ const filmView = {
     this.playButton?.setAttribute("aria-pressed", "false");
   },
 
-  /** Weights of a head in a frame: t → (t + 1,), in [0, 1]. A frame is (L, H, lower triangle row by row), a byte each. */
+  /** Weights of a head in a frame: t → (t + 1,), in [0, 1]. The film is (frames, L, H, lower triangle row by row), a byte each. */
   rows(app, frame, layer, head) {
-    const { ids, n_head } = app.payload.film, size = (ids.length * (ids.length + 1)) / 2;
-    const start = (layer * n_head + head) * size, bytes = this.frames[frame];
+    const { n_layer, n_head, length } = app.payload.film, size = (length * (length + 1)) / 2;
+    const start = ((frame * n_layer + layer) * n_head + head) * size;
     return (t) => {
       const row = new Float64Array(t + 1), from = start + (t * (t + 1)) / 2;
-      for (let s = 0; s <= t; s++) row[s] = bytes[from + s] / 255;
+      for (let s = 0; s <= t; s++) row[s] = this.bytes[from + s] / 255;
       return row;
     };
   },
@@ -89,7 +88,7 @@ const filmView = {
     this.drawGrid(app, { frame, layer, head, number });
     Dom.show(this.large, compareView.figure(app, {
       title: `L${layer}H${head}, ${app.t("film.at", { step: film.steps[frame], i: frame + 1, n: film.steps.length })}`,
-      ids: film.ids, length: film.ids.length, row: this.rows(app, frame, layer, head),
+      ids: film.ids, length: film.length, row: this.rows(app, frame, layer, head), still: true,
     }), Dom.scale(false, app.t("weight")));
     this.drawChart(app, { frame, layer, head, number });
   },
@@ -97,8 +96,13 @@ const filmView = {
   /** The chosen number of a head: lift over uniform towards a pattern, or what needs no pattern. */
   number(app, name, frame, layer, head) {
     const { film } = app.payload, row = this.rows(app, frame, layer, head);
-    if (name in this.NUMBERS) return References[this.NUMBERS[name]](row, film.ids.length);
-    return References.closeness(row, this.pattern(app, name), film.ids.length).lift;
+    if (name in this.NUMBERS) return References[this.NUMBERS[name]](row, film.length);
+    return References.closeness(row, this.pattern(app, name), film.length).lift;
+  },
+
+  /** Two places, also where they are zeros. */
+  short(x) {
+    return Dom.number(Math.round(100 * x) / 100 + 0, 2);
   },
 
   pattern(app, name) {
@@ -107,7 +111,7 @@ const filmView = {
   },
 
   drawGrid(app, { frame, layer, head, number }) {
-    const { el } = Dom, { n_layer, n_head, ids } = app.payload.film, wanted = `${n_layer}.${n_head}`;
+    const { el } = Dom, { n_layer, n_head, length } = app.payload.film, wanted = `${n_layer}.${n_head}`;
     if (this.grid.dataset.shape !== wanted || !this.grid.childElementCount) {
       this.grid.dataset.shape = wanted;
       this.grid.style.gridTemplateColumns = `repeat(${n_head}, minmax(0, 1fr))`;
@@ -118,9 +122,9 @@ const filmView = {
     const rows = [...this.grid.children].map((button, i) => {
       const [l, h] = [Math.floor(i / n_head), i % n_head];
       button.setAttribute("aria-pressed", String(l === layer && h === head));
-      Dom.paintMap(button.firstChild, ids.length, this.rows(app, frame, l, h));
+      Dom.paintMap(button.firstChild, length, this.rows(app, frame, l, h));
       const value = this.number(app, number, frame, l, h);
-      button.lastChild.textContent = `L${l}H${h} ${Dom.number(value, 2)}`;
+      button.lastChild.textContent = `L${l}H${h} ${this.short(value)}`;
       return [`L${l}H${h}`, Dom.number(value)];
     });
     Dom.show(this.table, Dom.asTable(app.t("table"), () => Dom.table([app.t("head"), app.t("heads.number")], rows)));
@@ -152,7 +156,7 @@ const filmView = {
     return svg("svg", { viewBox: `0 0 ${width} ${high}`, width: "100%", style: { maxWidth: "40rem" }, role: "img", "aria-label": label },
       [low, low + range].map((value) => [
         svg("line", { x1: left, x2: width - 12, y1: y(value), y2: y(value), ...mark }),
-        svg("text", { x: left - 4, y: y(value) + 4, "text-anchor": "end" }, Dom.number(value, 2)),
+        svg("text", { x: left - 4, y: y(value) + 4, "text-anchor": "end" }, this.short(value)),
       ]),
       svg("line", { x1: x(frame), x2: x(frame), y1: top, y2: high - 24, ...mark, "stroke-dasharray": "3 3" }),
       svg("path", { d: path, class: "arc", "stroke-width": 2 }),

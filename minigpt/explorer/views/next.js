@@ -86,7 +86,7 @@ const nextView = {
       this.said.textContent = error.message;
       return Dom.show(this.draw), Dom.show(this.chart), Dom.show(this.all);
     }
-    this.law.textContent = app.t("next.law", { ...options, kept: this.found.kept, all: this.found.order.length });
+    this.law.textContent = app.t(options.temperature ? "next.law" : "next.greedyLaw", { ...options, kept: this.found.kept, all: this.found.order.length });
     this.showDraw(app);
     this.showChart(app);
     this.showTable(app);
@@ -149,17 +149,14 @@ const nextView = {
   },
 
   strip(app, u, chosen) {
-    const { svg } = Dom, width = 800;
+    const { svg } = Dom, percent = (x) => `${100 * x}%`;
     const parts = this.parts(0.002).map(([first, last, from, to], i) => svg("rect", {
-      x: width * from, y: 16, width: Math.max(0.3, width * (to - from)), height: 22,
-      fill: first === chosen ? "var(--accent)" : i % 2 ? "var(--line)" : "var(--bar)",
+      x: percent(from), y: 16, width: percent(to - from), height: 22, fill: first === chosen ? "var(--accent)" : i % 2 ? "var(--line)" : "var(--bar)",
     }, svg("title", {}, first === last ? app.tokenizer.show(first) : `${app.tokenizer.show(first)} … ${app.tokenizer.show(last)}`)));
-    const at = Math.max(4, Math.min(width - 90, width * u));
-    return svg("svg", { viewBox: `0 0 ${width} 52`, width: "100%", role: "img", "aria-label": app.t("next.strip") },
-      svg("g", { stroke: "var(--paper)", "stroke-width": 0.3 }, parts),
-      svg("line", { x1: width * u, x2: width * u, y1: 10, y2: 44, stroke: "var(--negative)", "stroke-width": 2 }),
-      svg("text", { x: at, y: 10 }, `u = ${Dom.number(u, 4)}`), svg("text", { x: 0, y: 50 }, "0"),
-      svg("text", { x: width, y: 50, "text-anchor": "end" }, "1"));
+    return svg("svg", { width: "100%", height: 56, role: "img", "aria-label": app.t("next.strip") }, parts,
+      svg("line", { x1: percent(u), x2: percent(u), y1: 10, y2: 44, stroke: "var(--negative)", "stroke-width": 3 }),
+      svg("text", { x: percent(u), y: 10, "text-anchor": u < 0.5 ? "start" : "end" }, `u = ${Dom.number(u, 4)}`),
+      svg("text", { x: 0, y: 54 }, "0"), svg("text", { x: "100%", y: 54, "text-anchor": "end" }, "1"));
   },
 
   cumulated(app) {
@@ -186,8 +183,7 @@ const nextView = {
     this.notice = same ? app.t("next.appended", { token: tokenizer.show(id) }) : app.t("next.otherIds", {
       token: tokenizer.show(id), wrote: this.tail(app, ids), read: this.tail(app, read),
     });
-    Object.assign(app.state, { held: 0, row: -1 });
-    await app.set({ text });
+    await app.set({ held: 0, text }); // the last row stays the last
   },
 
   tail(app, ids) {
@@ -214,20 +210,20 @@ const nextView = {
 
   /** Two bars a token: [label, before, after] rows of shares in [0, 1]; also what compare draws with. */
   bars(rows, names) {
-    const { svg } = Dom, high = 22, left = 90, width = 400, label = names.join(" / ");
+    const { svg } = Dom, high = 22, left = 90, width = 440, room = width - left - 110, label = names.join(" / ");
     const largest = Math.max(1e-12, ...rows.flatMap(([, before, after]) => [before, after]));
-    const bar = (x, y, colour) => svg("rect", { x: left, y, width: (width - left - 55) * (x / largest), height: 8, fill: colour });
+    const bar = (x, y, colour) => svg("rect", { x: left, y, width: room * (x / largest), height: 8, fill: colour });
     const colours = ["#8a94a3", "#3b82c4"];
-    return svg("svg", { viewBox: `0 0 ${width} ${high * rows.length + 20}`, width: "100%", style: { maxWidth: "40rem" }, role: "img", "aria-label": label },
+    return svg("svg", { viewBox: `0 0 ${width} ${high * rows.length + 20}`, width: "100%", style: { maxWidth: "32rem" }, role: "img", "aria-label": label },
       names.map((name, i) => [
-        svg("rect", { x: left + 140 * i, y: 3, width: 10, height: 8, fill: colours[i] }),
-        svg("text", { x: left + 14 + 140 * i, y: 11 }, name),
+        svg("rect", { x: left + 170 * i, y: 3, width: 10, height: 8, fill: colours[i] }),
+        svg("text", { x: left + 14 + 170 * i, y: 11 }, name),
       ]),
       rows.map(([token, before, after], i) => {
-        const y = 20 + high * i, end = left + (width - left - 55) * (Math.max(before, after) / largest) + 4;
+        const y = 20 + high * i, end = left + room * (Math.max(before, after) / largest) + 4;
         return [
           svg("text", { x: left - 6, y: y + 13, "text-anchor": "end" }, [...token].slice(0, 11).join("")),
-          bar(before, y, colours[0]), bar(after, y + 9, colours[1]), svg("text", { x: end, y: y + 13 }, Dom.percent(after)),
+          bar(before, y, colours[0]), bar(after, y + 9, colours[1]), svg("text", { x: end, y: y + 13 }, `${(100 * before).toFixed(1)} → ${(100 * after).toFixed(1)} %`),
         ];
       }));
   },
@@ -251,19 +247,19 @@ const nextView = {
     Dom.show(this.all,
       el("h3", {}, app.t("next.table"), " ",
         Dom.copyButtons({ csv: () => this.csv(app) }, (copied) => (this.said.textContent = app.t(copied ? "copied" : "saved")))),
-      Dom.table(["", "token", "id", "next.logit", "next.tempered", "next.rule", "next.final"].map((key) => key && app.t(key)),
-        order.slice(size * this.page, size * (this.page + 1)).map((id, i) => this.row(app, id, size * this.page + i + 1))),
+      Dom.table(["token", "id", "next.logit", "next.tempered", "next.rule", "next.final"].map((key) => app.t(key)),
+        order.slice(size * this.page, size * (this.page + 1)).map((id) => this.row(app, id))),
       el("div", { class: "controls" }, order.length > this.SHOWN && toggle,
         all && pages > 1 && [button(-1, "next.earlier"), button(1, "next.later"), app.t("next.page", { page: this.page + 1, pages })]));
     if (focused) toggle.focus();
   },
 
-  row(app, id, rank) {
+  row(app, id) {
     const { logits, tempered, cut, probabilities, options } = this.found;
     const rule = cut[id] ? app.t("next.cut", { rule: cut[id] })
       : probabilities[id] > 0 ? app.t("next.kept") : options.temperature === 0 ? app.t("next.greedy") : app.t("next.tiny");
     return [
-      rank, Dom.el("span", { class: cut[id] ? "mono cut" : "mono" }, app.tokenizer.show(id)), id, Dom.number(logits[id], 3),
+      Dom.el("span", { class: cut[id] ? "mono cut" : "mono" }, app.tokenizer.show(id)), id, Dom.number(logits[id], 3),
       Dom.percent(tempered[id], 2), Dom.el("span", { class: cut[id] ? "rule" : null }, rule),
       [Dom.percent(probabilities[id], 2), " ", Dom.bar(probabilities[id])],
     ];

@@ -119,7 +119,7 @@ const workedView = {
         el("button", { type: "button", onclick: () => app.set({ problem: "" }) }, app.t("worked.reset"))),
       this.agreed, el("p", { class: "quiet" }, app.t("worked.choose")), this.later,
       el("h3", {}, app.t("worked.whatIf")), el("p", {}, app.t("worked.whatIfAbout")), this.wrong);
-    if (focus) this.body.querySelector(`[data-size="${focus}"]:not(:disabled)`)?.focus();
+    if (focus) this.body.querySelector(`[data-size="${focus}"]:not(:disabled), [data-size^="${focus.slice(0, -1)}"]:not(:disabled)`)?.focus();
 
     function longer(row, by, fill = 0) {
       return by > 0 ? [...row, fill] : row.slice(0, -1);
@@ -188,7 +188,7 @@ const workedView = {
       const apart = Parts.apart(got, published);
       return apart <= most ? most : apart; // also NaN
     }, 0);
-    return app.t(largest <= this.AGREES ? "worked.agrees" : "worked.disagrees", { difference: Dom.number(largest, 12) });
+    return app.t(largest <= this.AGREES ? "worked.agrees" : "worked.disagrees", { difference: Dom.number(largest) });
   },
 
   // ── the steps ────────────────────────────────────────────────────────────────────────────────────────────
@@ -294,7 +294,8 @@ const workedView = {
   },
 
   matrixOf(rows, caption) {
-    const cell = (x) => Dom.el("span", { title: String(x) }, Number.isInteger(x) ? String(x).replace("-", "−") : Dom.number(x));
+    const places = rows.flat().every(Number.isInteger) ? 0 : 4;
+    const cell = (x) => Dom.el("span", { title: String(x) }, Dom.number(x, places));
     return Dom.table(["", ...rows[0].map((_, j) => j + 1)], rows.map((row, i) => [i + 1, ...row.map(cell)]), caption);
   },
 };
