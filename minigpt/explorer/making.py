@@ -10,7 +10,7 @@ import numpy as np
 from minigpt.checkpoint import Checkpoint, find_checkpoint
 from minigpt.console import counted, say
 from minigpt.errors import UserError
-from minigpt.explorer.page import MOST_CODE, Page, as_script
+from minigpt.explorer.page import Page, as_script
 from minigpt.explorer.payload import (
     PAGE_BYTES,
     PARAMETERS,
@@ -107,7 +107,7 @@ def export(found: Made, option: str, path: Path) -> str:
 def add_before(payload: Payload, before: Model) -> None:
     """Add the model before training, in 16 bits, if the page stays small."""
     entry = model_entry(before)
-    if MOST_CODE + len(as_script(payload)) + len(entry["blob"]) <= PAGE_BYTES:
+    if len(Page(payload).html().encode()) + len(entry["blob"]) <= PAGE_BYTES:
         payload["models"].append(entry)
     else:
         say(f"the model before training is left out, so that the page stays below {megabytes(PAGE_BYTES)}; see --f16")
