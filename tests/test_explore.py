@@ -14,7 +14,7 @@ from running import Answer, Script, Trained, command, environment
 from minigpt import plain
 from minigpt.checkpoint import find_checkpoint, save_checkpoint
 from minigpt.explorer import making, payload
-from minigpt.explorer.making import Wish, made
+from minigpt.explorer.making import Wish, explore, made
 from minigpt.explorer.payload import load_model, spread
 from minigpt.tokenizer import tokenizer_from_dict
 
@@ -54,6 +54,11 @@ def test_the_page_of_a_run(trained: Trained, script: Script, tmp_path: Path) -> 
     np.testing.assert_array_equal(frame, kept[..., *np.tril_indices(16)])
     assert [row["head"] for row in found["film"]["heads"][0]] == ["L0H0", "L0H1"]
     assert found["examples"]["attention"][0]["name"] == "three_token_full"
+
+
+def test_a_notebook_s_page(trained: Trained, script: Script, tmp_path: Path) -> None:
+    exported(script, tmp_path, trained.path)
+    assert explore(str(trained.path)).html() == (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_what_the_page_opens_with(trained: Trained, script: Script, tmp_path: Path) -> None:

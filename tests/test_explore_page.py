@@ -274,6 +274,7 @@ def test_a_notebook_shows_the_page_in_a_sandbox(stand_in: Path) -> None:
         r'<iframe sandbox="allow-scripts allow-downloads" style="[^"]*" srcdoc="([^"]*)"></iframe>', shown._repr_html_()
     )
     assert frame and html.unescape(frame[1]) == shown.html()
+    assert frame[1].isascii(), "whatever the encoding of the notebook, the policy's hashes hold"
 
 
 def test_the_page_s_own_code_is_small() -> None:

@@ -39,7 +39,7 @@ EXAMPLES = json.loads((resources.files("minigpt.inspection") / "examples.json").
 TESTS = Path(__file__).parent / "explorer"
 SHIPPED = {path.stem: read_toml(path)["model"] for path in sorted(DEFAULT_CONFIG.parent.glob("*.toml"))}
 WORDS = (
-    "the old miller", " café", "'s", "don't we'll", "1 234", "  ", "\n\n", "\t", " \r\n", "\u3000", "\u00a0", "\u0085",
+    "the old miller", " café", "'s", "don't we'll", "O'ſ I'LL", "1 234", "  ", "\n\n", "\t", " \r\n", "\u3000", "\u00a0", "\u0085",
     "\ufeff", "\u200b", "\u2028", "時計は", "。「青い」", "ﾊﾟ", "👩\u200d🚀", "🇯🇵", "e\u0301", "<|end|>",
     "</script>", "{[(", ")]}", "»…", "   x",
 )  # fmt: skip

@@ -74,11 +74,14 @@ const Dom = {
   /** Colours of 0 … 1, one hue, by lightness alone: 256 × [red, green, blue], for the theme in use. */
   shades() {
     const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+    if (Dom.shadesOf?.dark === dark) return Dom.shadesOf.colours;
     const [from, to] = dark ? [0.24, 0.95] : [0.985, 0.3];
-    return Array.from({ length: 256 }, (_, i) => {
+    const colours = Array.from({ length: 256 }, (_, i) => {
       const share = i / 255;
       return Dom.oklch(from + (to - from) * share, 0.005 + 0.135 * Math.sin(Math.PI * 0.85 * share), 250);
     });
+    Dom.shadesOf = { dark, colours };
+    return colours;
   },
 
   /** OKLCH → sRGB in 0 … 255 (Ottosson 2020, "A perceptual color space for image processing"). */

@@ -86,6 +86,11 @@ def made(run: Path, wish: Wish) -> Made:
     return Made(payload, models)
 
 
+def explore(run: str | Path, wish: Wish | None = None) -> Page:
+    """The page of a run, for a notebook, which shows it. Raises as ``made`` does."""
+    return Page(made(Path(run), wish or Wish()).payload)
+
+
 def export(found: Made, option: str, path: Path) -> str:
     """Write the page to a file, named by an option; what was written, in words.
 

@@ -61,7 +61,7 @@ class Page:
         return f'<meta http-equiv="Content-Security-Policy" content="{"; ".join(rules)}">'
 
     def _repr_html_(self) -> str:
-        page = html.escape(self.html(), quote=True)
+        page = html.escape(self.html(), quote=True).encode("ascii", "xmlcharrefreplace").decode("ascii")
         return (
             '<iframe sandbox="allow-scripts allow-downloads" style="width: 100%; height: 800px; border: 0" '
             f'srcdoc="{page}"></iframe>'

@@ -75,6 +75,13 @@ test("changes of later blocks leave the earlier ones, and are forgotten", async 
   }
 });
 
+test("of equal guesses the lowest ids come first", async () => {
+  const [{ entry }] = cases;
+  const count = entry.arrays.reduce((sum, { shape }) => sum + shape.reduce((product, n) => product * n), 0);
+  const model = await Model.of({ ...entry, blob: zlib.deflateSync(Buffer.alloc(4 * count)).toString("base64") });
+  assert.deepStrictEqual((await model.trace([1])).guesses(2, 0, 3).map(({ id }) => id), [0, 1, 2]);
+});
+
 test("16 bits hold every kind of number", async () => {
   const { entry } = cases.find(({ entry: { precision } }) => precision === "f16");
   const bits = new Uint16Array([0x0001, 0x03ff, 0x0400, 0x3c00, 0xc000, 0x7bff, 0x7c00, 0x8000]);

@@ -38,6 +38,14 @@ test("a name that untrained heads deserve as much is not given", () => {
   assert.strictEqual(References.nearest({ first: measures.first }), null);
 });
 
+test("punctuation may have blanks around it and nothing else", () => {
+  const tokens = ["", "a", ".", "\x1c.\x85 ", ". .", " ", "a.", "!?"];
+  const packed = tokens.map((token) => Buffer.from(token).toString("base64"));
+  const marks = Tokenizer.of({ kind: "bpe", pattern: ".", tokens: packed });
+  const [last] = References.pattern("punctuation", [1, 2, 3, 4, 5, 6, 7], marks).slice(-1);
+  near(last, [0, 1 / 3, 1 / 3, 0, 0, 0, 1 / 3], 1e-12);
+});
+
 test("the names that are offered are known, and no other", () => {
   for (const name of References.names) References.pattern(name, [1, 2], tokenizer);
   assert.throws(() => References.pattern("toString", [1], tokenizer), /toString: no such reference/);

@@ -36,6 +36,12 @@ test("the rule that cuts is named", () => {
   assert.deepStrictEqual(cut({ temperature: 0 }), [null, null, null, null, null, null]);
 });
 
+test("a draw takes the lowest id whose cumulated probability exceeds the uniform", () => {
+  assert.strictEqual(Sampling.draw([0, 1], 0), 1);
+  assert.strictEqual(Sampling.draw([0.5, 0.5], 0.5), 1);
+  assert.strictEqual(Sampling.draw([0.7, 0.3, 0], 1), 1); // rounded up to the total itself
+});
+
 test("uniforms are numpy's, bit for bit", () => {
   for (const [seed, expected] of Object.entries(uniforms)) {
     const next = Sampling.uniforms(seed);

@@ -14,7 +14,8 @@ for (const { name, entry, texts, ids, decoded } of cases) {
     texts.forEach((text, i) => {
       if (ids[i] === null) return assert.throws(() => tokenizer.encode(text), /never seen/);
       assert.deepStrictEqual(tokenizer.encode(text), ids[i], JSON.stringify(text));
-      if (entry.kind === "bpe" || entry.byte_fallback || entry.unseen === "stop") assert.strictEqual(tokenizer.decode(ids[i]), text);
+      const isWhole = entry.kind === "bpe" || entry.byte_fallback || entry.unseen === "stop";
+      if (isWhole) assert.strictEqual(tokenizer.decode(ids[i]), text);
     });
     for (const piece of decoded) assert.strictEqual(tokenizer.decode(piece.ids), piece.text);
   });
@@ -24,6 +25,20 @@ test("ids that stand for nothing", () => {
   assert.deepStrictEqual(of("bpe with holes").undefinedIds, [301, 302]);
   assert.deepStrictEqual(of("bpe").undefinedIds, []);
   assert.throws(() => of("bpe").bytes(10_000), /token id 10000: must be at least 0 and below/);
+});
+
+test("a whole piece that is a token is one, whatever the merges", () => {
+  const tokens = ["", "a", "b", "c", "abc", "bc"].map(btoa);
+  assert.deepStrictEqual(Tokenizer.of({ kind: "bpe", pattern: "\\w+", tokens }).encode("abc"), [4]);
+  assert.deepStrictEqual(Tokenizer.of({ kind: "bpe", pattern: "\\w", tokens }).encode("abc"), [1, 2, 3]);
+});
+
+test("the first of three signs stands for the unknown", () => {
+  const packed = (signs) => ["", ...signs].map((sign) => Buffer.from(sign).toString("base64"));
+  const replacing = (...signs) => Tokenizer.of({ kind: "char", unseen: "replace", tokens: packed(signs) });
+  assert.deepStrictEqual(replacing(" ", "?", "\ufffd").encode("x"), [3]);
+  assert.deepStrictEqual(replacing(" ", "?").encode("x"), [2]);
+  assert.throws(() => replacing("a").encode("x"), /never seen/);
 });
 
 test("ids to look at", () => {
