@@ -19,9 +19,8 @@ const Main = {
   },
 
   async engines(payload) {
-    if (payload.server) return [new Captured(payload)];
-    if (payload.models.length) return Promise.all(payload.models.map((entry) => Model.of(entry)));
-    return payload.captured.length ? [new Captured(payload)] : [];
+    if (payload.server || !payload.models.length) return Captured.engines(payload);
+    return Promise.all(payload.models.map((entry) => Model.of(entry)));
   },
 
   tabs(app) {

@@ -101,7 +101,7 @@ const compareView = {
   },
 
   second(app) {
-    return app.state.second ?? app.engine.texts?.[1] ?? app.state.text;
+    return app.state.second ?? app.payload.texts?.[1] ?? app.state.text;
   },
 
   other(app) {

@@ -8,7 +8,7 @@ const tokensView = {
     this.input = engine.canType
       ? el("textarea", { id: "text", rows: 3, spellcheck: "false", oninput: () => app.set({ text: this.input.value }) })
       : el("select", { id: "text", onchange: () => app.set({ text: this.input.value }) },
-        app.payload.captured.map(({ text }) => el("option", { value: text }, text.slice(0, 80))));
+        engine.texts.map((text) => el("option", { value: text }, text.slice(0, 80))));
     this.model = el("select", { id: "model", onchange: () => app.set({ model: this.model.selectedIndex }) },
       app.engines.map((each) => el("option", {}, each.name)));
     this.mistake = el("p", { class: "mistake", role: "status" });
