@@ -59,6 +59,7 @@ class App {
     if (!("key" in changes) && ["text", "model", "layer", "head", "row"].some((name) => changed.has(name))) this.state.key = -1;
     if (changed.has("text") || changed.has("model")) await this.retrace(changed);
     else if (changed.size) this.tell(changed);
+    await this.drawn;
   }
 
   /** The trace of the state's text; a mistake in it is shown, and the last trace stays. */
@@ -79,6 +80,7 @@ class App {
       }
       changed.add("trace").add("row");
     } catch (error) {
+      if (error.constructor !== Error) throw error; // a bug, and no sentence for the user
       if (turn !== this.turn) return;
       this.mistake = error.message;
     }
@@ -88,10 +90,26 @@ class App {
   tell(changed) {
     this.clamp();
     this.toAddress();
-    for (const view of this.views) {
-      if (view.tab === this.state.tab && view.root) view.update(this, changed);
-    }
+    const shown = this.views.filter((view) => view.tab === this.state.tab && view.root);
+    for (const view of shown) view.stale = new Set([...(view.stale ?? []), ...changed]);
+    const inSight = shown.filter(({ root }) => {
+      const { top, bottom } = root.getBoundingClientRect();
+      return top < innerHeight && bottom > 0;
+    });
+    inSight.forEach((view) => this.draw(view));
+    this.drawn ??= new Promise((done) => setTimeout(() => { // what is out of sight waits until the rest is on the screen
+      this.drawn = null;
+      this.views.forEach((view) => this.draw(view));
+      done();
+    }, 20));
     if (this.onchange) this.onchange(changed);
+  }
+
+  /** Bring a view up to date, if it is not. */
+  draw(view) {
+    const { stale } = view;
+    view.stale = null;
+    if (stale && view.root) view.update(this, stale);
   }
 
   /** Numbers that came from the address may be out of range. */

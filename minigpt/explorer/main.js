@@ -60,7 +60,7 @@ const Main = {
     for (const button of Main.buttons) button.setAttribute("aria-selected", button.id === `tab-${app.state.tab}`);
     Main.main.replaceChildren();
     for (const view of app.views) {
-      view.root = null;
+      view.root = view.stale = null;
       if (view.tab !== app.state.tab) continue;
       view.root = Dom.el("section", { id: view.name, "aria-label": app.t(`${view.name}.title`) });
       Main.main.append(view.root);

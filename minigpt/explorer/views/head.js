@@ -18,7 +18,7 @@ const headView = {
     this.hidden = el("p", { class: "quiet" });
     this.legend = el("div");
     this.copied = el("span", { class: "quiet", role: "status" });
-    this.arcs = el("div", { class: "scroll", tabindex: 0 });
+    this.arcs = el("div", { class: "scroll from-end", tabindex: 0 });
     this.arcsTitle = el("h3");
     this.references = el("div");
     root.append(this.title, el("p", {}, app.t("head.about")),
@@ -47,7 +47,6 @@ const headView = {
     }
     this.arcsTitle.textContent = app.t("head.arcs", { row: app.place(row) });
     Dom.show(this.arcs, this.drawArcs(app, weights(row)));
-    this.arcs.scrollLeft = this.arcs.scrollWidth; // the row's own token is the last
     this.say(app, row, state.key);
   },
 

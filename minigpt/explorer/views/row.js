@@ -47,8 +47,10 @@ const rowView = {
     this.dimension.value = component;
     this.formula.textContent = this.written(app, found, key, component);
     Dom.show(this.table, this.stages(app, found, key, component), found.later ? Dom.el("p", { class: "quiet" }, app.t("row.later", { n: found.later })) : "");
-    const chosen = this.table.querySelector("[aria-selected]");
-    if (chosen) this.table.scrollTop = chosen.offsetTop - this.table.clientHeight / 2;
+    requestAnimationFrame(() => { // when all is laid out anyway
+      const chosen = this.table.querySelector("[aria-selected]");
+      if (chosen) this.table.scrollTop = chosen.offsetTop - this.table.clientHeight / 2;
+    });
     Dom.show(this.detail, step === 1 ? this.products(app, found, key) : step === 6 ? this.outputs(app, found) : "");
     this.deviation.textContent = app.t("row.deviation", { weights: found.deviation.weights.toExponential(1), output: found.deviation.output.toExponential(1) });
   },
