@@ -13,6 +13,7 @@ from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional as F
 
 RMS_EPSILON = 1e-6
+MANY = 128  # rows of a product, from which on oneDNN gains more than it takes to call it
 
 
 def by_hand(x: Tensor) -> bool:
@@ -64,7 +65,7 @@ def self_attention(packed: Tensor, unseen: Tensor, tables: tuple[Tensor, Tensor]
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
     """x Wᵀ: (N, D), (F, D) → (N, F), by oneDNN where it is measured to be the faster: 1.07 times at N = 768."""
-    if x.dtype == torch.float32 and _has_wide_onednn():
+    if len(x) >= MANY and x.dtype == torch.float32 and _has_wide_onednn():
         return torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "none", [], "")
     return torch.mm(x, weight.mT)
 

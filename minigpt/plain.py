@@ -167,6 +167,7 @@ class PlainEngine:
             final_gain=_unless_all(1, model.final_gain),
             final_shift=_unless_all(0, model.final_shift),
         )
+        self._n_head, self._n_kv_head, self._head_dim = model.n_head, model.n_kv_head, model.head_dim
         self._head_weight = np.ascontiguousarray(model.head.T)
         self._layers = [_packed(rearranged(layer, model)) for layer in model.per_layer()]
         self._rotation = _unless_all(1, (model.cos + 1j * model.sin)[:, None].astype(np.complex64))
@@ -227,8 +228,8 @@ class PlainEngine:
 
     def _attend(self, x: Array, i: int, memory: PlainMemory, n_query: int) -> Array:
         """Merged heads (N, D) of the last N tokens in block ``i``; the keys and values of all enter the memory."""
-        model, start, end = self._model, memory.length, memory.length + len(x)
-        n_head, groups, head_dim = model.n_head, model.n_kv_head, model.head_dim
+        start, end = memory.length, memory.length + len(x)
+        n_head, groups, head_dim = self._n_head, self._n_kv_head, self._head_dim
         rows = self._project(x, self._layers[i], start)
         keys, values = memory.keys[i, :, :, :end], memory.values[i, :, :end]
         keys[:, :, start:] = rows[:, n_head : n_head + groups].transpose(1, 2, 0)
@@ -245,10 +246,9 @@ class PlainEngine:
 
     def _project(self, x: Array, layer: Layer, start: int) -> Array:
         """Queries, keys and values (T, H + 2G, K) as they enter attention: normed, scaled and rotated."""
-        model = self._model
-        rows = _linear(x, layer.qkv_weight, layer.qkv_bias).reshape(len(x), -1, model.head_dim)
-        turning = rows[:, : model.n_head + model.n_kv_head]
-        if model.qk_norm:
+        rows = _linear(x, layer.qkv_weight, layer.qkv_bias).reshape(len(x), -1, self._head_dim)
+        turning = rows[:, : self._n_head + self._n_kv_head]
+        if self._model.qk_norm:
             squares = np.add.reduce(turning * turning, axis=-1, keepdims=True)
             turning /= np.sqrt(squares * self._norm_slope + self._norm_offset)
         if self._rotation.size:
@@ -260,7 +260,10 @@ class PlainEngine:
         width, epsilon = x.shape[-1], RMS_NORM_EPSILON
         if self._model.centred:
             x, epsilon = x - np.add.reduce(x, axis=-1, keepdims=True) / width, LAYER_NORM_EPSILON
-        x = x / np.sqrt(np.add.reduce(x * x, axis=-1, keepdims=True) / width + epsilon)
+        if len(x) == 1:  # the usual case: one call and Python's own arithmetic
+            x = x * (1 / math.sqrt(float(np.vdot(x, x)) / width + epsilon))
+        else:
+            x = x / np.sqrt(np.add.reduce(x * x, axis=-1, keepdims=True) / width + epsilon)
         if gain.size:
             x *= gain
         if shift.size:
