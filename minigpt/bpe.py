@@ -39,13 +39,20 @@ def learn_tokens(texts: Iterable[str], size: int) -> list[bytes]:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     learner.train_from_iterator(texts, trainer)
-    # the library writes bytes as letters: Latin-1 where that is printable, the others in turn from U+0100 on
-    byte_of = {letter: ord(letter) for letter in alphabet if letter <= "\xff"}
-    byte_of |= dict(zip(alphabet[len(byte_of) :], sorted({*range(256)} - {*byte_of.values()}), strict=True))
+    byte_of = byte_letters()
     tokens = dict.fromkeys(BYTES)  # a dictionary: in order, and two merges can make the same token
     for left, right in json.loads(learner.to_str())["model"]["merges"]:
         tokens[bytes(byte_of[letter] for letter in left + right)] = None
     return list(tokens)
+
+
+def byte_letters() -> dict[str, int]:
+    """The letters by which the library writes bytes: Latin-1 where that is printable, the others from U+0100 on."""
+    from tokenizers import pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    byte_of = {letter: ord(letter) for letter in alphabet if letter <= "\xff"}
+    return byte_of | dict(zip(alphabet[len(byte_of) :], sorted({*range(256)} - {*byte_of.values()}), strict=True))
 
 
 def named_tokens(name: str) -> tuple[list[bytes | None], str]:

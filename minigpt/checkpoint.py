@@ -172,6 +172,8 @@ def find_checkpoint(
 ) -> Checkpoint:
     """The checkpoint meant by a run folder and ``"best"``, ``"last"`` or a step, or by one checkpoint file.
 
+    A folder of Hugging Face's transformers is one checkpoint, of step 0.
+
     Where nothing was validated, the best is the last. Damaged files are passed over, and ``say`` is told.
 
     Raises:
@@ -187,6 +189,10 @@ def find_checkpoint(
         return found
     folder = path / "checkpoints"
     steps = _steps(folder)
+    if not steps and os.path.isfile(path / "config.json"):
+        from minigpt.interop.hugging_face import read_folder  # here: it stands on this module
+
+        return read_folder(path, which)
     if not steps:
         raise UserError(_nothing_there(path))
     if which not in ("best", "last"):

@@ -118,6 +118,11 @@ class CharTokenizer(Tokenizer):
             return 0
         return sum(int((self._known_ids(_code_points(piece)) < 0).sum()) for piece in pieces([text]))
 
+    @property
+    def replacement(self) -> str | None:
+        """What ``replace`` puts for a character without an id; None if the text had nothing that suits."""
+        return next((char for char in "\ufffd? " if char in self.characters), None)
+
     def _known_ids(self, codes: NDArray[np.uint32]) -> NDArray[np.int32]:
         """The ids of code points, −1 where there is none."""
         return self._ids[np.minimum(codes, len(self._ids) - 1)]
@@ -125,7 +130,7 @@ class CharTokenizer(Tokenizer):
     def _without_unseen(self, ids: NDArray[np.int32], unknown: NDArray[np.bool_], text: str) -> NDArray[np.int32]:
         if self.unseen == "skip":
             return ids[~unknown]
-        replacement = next((char for char in "\ufffd? " if char in self.characters), None)
+        replacement = self.replacement
         if self.unseen == "stop" or replacement is None:
             raise UnseenError(text, can_replace=replacement is not None)
         ids[unknown] = self._ids[ord(replacement)]
