@@ -66,6 +66,11 @@ def open_source(data: DataConfig, downloads: Path) -> Source:
         UserError: if there is no such source or encoding, or it cannot be read.
     """
     encoding_name(data.encoding)
+    if not data.source:
+        raise UserError(
+            "data.source is empty: these weights came without their text; name one, by --data.source to train, by "
+            "--file or --text elsewhere"
+        )
     if data.source == "tales":
         from minigpt.tasks import tales
 

@@ -94,5 +94,5 @@ def test_what_can_not_be_held() -> None:
     ):
         with pytest.raises(UserError, match=words):
             read_fast(spec | changes, END, 340)
-    with pytest.raises(UserError, match="train with --data.tokenizer bpe"):
+    with pytest.raises(UserError, match="train with --data"):
         fast(BpeTokenizer("other", KINDS["byte"]().tokens, r"\p{N}{1,3}+|."))  # type: ignore[attr-defined]

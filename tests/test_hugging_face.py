@@ -1,6 +1,7 @@
 """Folders of Hugging Face's transformers: out, in, and what can be in none."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,320 @@ import numpy as np
 import pytest
 import torch
 from conftest import Tables
+from running import EVALUATE, GENERATE, ROOT, TRAIN, Script, Trained, as_options
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
 
 from minigpt.assembly import load_model
 from minigpt.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, save_checkpoint
-from minigpt.config import DEFAULT_CONFIG, ModelConfig, read_toml, validate
+from minigpt.config import DEFAULT_CONFIG, Config, read_toml, validate
 from minigpt.errors import UserError
 from minigpt.interop.hugging_face import write_folder
 from minigpt.model import GPT
-from minigpt.sampling import greedy_ids
+from minigpt.normal_form import from_checkpoint
+from minigpt.plain import PlainEngine
+from minigpt.sampling import SamplingOptions, generate
 from minigpt.tokenizer import tokenizer_from_dict, train_tokenizer
+
+EXPORT = ROOT / "scripts" / "export.py"
+SHIPPED = sorted(path.stem for path in DEFAULT_CONFIG.parent.glob("*.toml"))
+CLASSES = {name: "NanoChatForCausalLM" for name in SHIPPED if name != "tutorial"} | {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+}
+LLAMA = read_toml(DEFAULT_CONFIG.parent / "llama.toml")["model"]
+needs_transformers = pytest.mark.skipif(
+    "not __import__('importlib').util.find_spec('transformers')",
+    reason='transformers is not installed: pip install "minigpt[interop]"',
+)
+
+
+def saved(path: Path, config: Config, text: str) -> Checkpoint:
+    """A checkpoint of random weights, all away from their start."""
+    tokenizer = train_tokenizer(config.data.tokenizer, [text], 300 if config.data.tokenizer == "bpe" else 0)
+    torch.manual_seed(4)
+    model = GPT(config.model, tokenizer.vocab_size)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(0.06 * torch.randn_like(parameter) + (parameter.ndim == 1 and name.endswith("weight")))
+    arrays = {f"model.{name}": tensor.numpy() for name, tensor in model.state_dict().items()}
+    save_checkpoint(path, arrays, {"config": config.model_dump(), "tokenizer": tokenizer.to_dict(), "step": 5})
+    return read_checkpoint(path)
+
+
+def of_model(**model: Any) -> Config:
+    small = {"n_layer": 2, "n_head": 4, "d_model": 32, "context_length": 16}
+    return validate({"data": {"tokenizer": "char"}, "model": {**model, **small}})
+
+
+def theirs(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def assert_close(got: Tensor, expected: Tensor) -> None:
+    assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def compare(checkpoint: Checkpoint, folder: Path) -> None:
+    """Logits, greedy ids and the way back."""
+    model, other = load_model(checkpoint, "cpu"), theirs(folder)
+    tokens_BT = torch.randint(1, model.vocab_size, (2, model.longest), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert_close(other(tokens_BT).logits, model(tokens_BT))
+    prompt, count = tokens_BT[:1, :4], min(24, model.longest - 4)
+    options = SamplingOptions(temperature=0)
+    ours = generate(PlainEngine(from_checkpoint(checkpoint)), prompt[0].tolist(), max_new_tokens=count, options=options)
+    written = other.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count, do_sample=False)
+    assert [token for token in written[0, 4:].tolist() if token] == list(ours)
+    back = find_checkpoint(folder)
+    assert same_bits(back.tensors("model"), checkpoint.tensors("model"))
+    assert back.tokenizer == checkpoint.tokenizer
+
+
+def same_bits(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+# ── out ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", CLASSES)
+def test_shipped_configurations(tmp_path: Path, english: str, name: str) -> None:
+    config = validate(read_toml(DEFAULT_CONFIG.parent / f"{name}.toml"))
+    checkpoint = saved(tmp_path / "here.safetensors", config, english)
+    assert write_folder(checkpoint, tmp_path / "there").architecture == CLASSES[name]
+    compare(checkpoint, tmp_path / "there")
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    ("model", "architecture"),
+    [
+        ({"n_kv_head": 2, "tie_embeddings": False, "logit_softcap": 15.0}, "NanoChatForCausalLM"),
+        (LLAMA | {"qk_norm": True}, "Qwen3ForCausalLM"),
+        (LLAMA | {"tie_embeddings": True, "n_kv_head": 1}, "LlamaForCausalLM"),
+    ],
+)
+def test_other_layouts(tmp_path: Path, english: str, model: dict[str, Any], architecture: str) -> None:
+    checkpoint = saved(tmp_path / "here.safetensors", of_model(**model), english)
+    assert write_folder(checkpoint, tmp_path / "there").architecture == architecture
+    compare(checkpoint, tmp_path / "there")
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", ["shakespeare_char", "llama"])
+def test_their_tokenizer(tmp_path: Path, english: str, name: str) -> None:
+    """AutoTokenizer knows where a text ends, and reads no text as that."""
+    from transformers import AutoTokenizer
+
+    config = validate(read_toml(DEFAULT_CONFIG.parent / f"{name}.toml"))
+    checkpoint = saved(tmp_path / "here.safetensors", config, english + "<|end|>\t")
+    write_folder(checkpoint, tmp_path / "there")
+    ours, other = tokenizer_from_dict(checkpoint.tokenizer), AutoTokenizer.from_pretrained(tmp_path / "there")
+    text = "the <|end|> of\n\tthe  café"
+    ids = other(text).input_ids
+    assert ids == ours.encode(text).tolist()
+    assert other.decode(ids) == text
+    assert other.eos_token_id == 0
+    assert other.decode([*ids, 0], skip_special_tokens=True) == text
+
+
+def test_the_tutorial_is_named_with_what_to_train_instead(tmp_path: Path, english: str) -> None:
+    config = validate(read_toml(DEFAULT_CONFIG.parent / "tutorial.toml"))
+    checkpoint = saved(tmp_path / "here.safetensors", config, english)
+    with pytest.raises(UserError) as refused:
+        write_folder(checkpoint, tmp_path / "there")
+    assert "model.position = sinusoidal, model.embedding_scale = true, model.mlp = relu" in str(refused.value)
+    assert "for GPT2LMHeadModel train one with --model.position learned --model.embedding-scale false" in str(
+        refused.value
+    )
+    assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"norm_weight": True}, "--model.norm-weight false"),
+        ({"qk_norm": False}, "NanoChatForCausalLM train one with --model.qk-norm true"),
+        (LLAMA | {"logit_softcap": 15.0}, "LlamaForCausalLM train one with --model.logit-softcap 0.0"),
+    ],
+)
+def test_no_class_for_it(tmp_path: Path, english: str, model: dict[str, Any], words: str) -> None:
+    checkpoint = saved(tmp_path / "here.safetensors", of_model(**model), english)
+    with pytest.raises(UserError, match=words):
+        write_folder(checkpoint, tmp_path / "there")
+
+
+def test_script(tmp_path: Path, trained: Trained, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written whole; a folder in use is left alone; generate.py and evaluate.py take it as they take the run."""
+    out = tmp_path / "there"
+    assert script(EXPORT, trained.path, "--out", out).out.endswith("as NanoChatForCausalLM\n")
+    names = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in out.iterdir()} == names
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    again = script(EXPORT, trained.path, "--out", out)
+    assert again.code == 2
+    assert "name a new folder" in again.err
+    for words in ([GENERATE, "--prompt", "the", "--seed", "3"], [EVALUATE, "--text", "the clock counts"]):
+        run, folder = (script(words[0], path, *words[1:], "--json") for path in (trained.path, out))
+        same = ("samples", "loss", "perplexity")
+        assert folder.code == 0, folder.err
+        assert {key: run.json.get(key) for key in same} == {key: folder.json.get(key) for key in same}
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_words: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        write_folder(find_checkpoint(trained.path), tmp_path / "there")
+    assert not list(tmp_path.iterdir())
+
+
+# ── in ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def folder(tmp_path: Path, trained: Trained) -> Path:
+    write_folder(find_checkpoint(trained.path), tmp_path / "there")
+    return tmp_path / "there"
+
+
+def test_fine_tuning(tmp_path: Path, folder: Path, tiny: Tables, script: Script) -> None:
+    """Training begins with the folder's weights and tokenizer; the text has to be named."""
+    weights = find_checkpoint(folder).tensors("model")
+    untold = script(TRAIN, "--init-from", folder, "--run.dir", tmp_path / "runs")
+    assert untold.code == 2
+    assert "these weights came without their text; name one, by --data.source" in untold.err
+    options = as_options({key: tiny[key] for key in ("run", "train")})
+    source = ["--data.source", tiny["data"]["source"], "--data.cache-dir", tmp_path / "cache"]
+    done = script(TRAIN, "--init-from", folder, *options, *source, "--data.unseen", "skip")
+    assert done.code == 0, done.err
+    first = find_checkpoint(tmp_path / "runs" / "tiny", "0")
+    assert same_bits(first.tensors("model"), weights)
+    assert first.tokenizer["characters"] == find_checkpoint(folder).tokenizer["characters"]
+    assert find_checkpoint(tmp_path / "runs" / "tiny", "last").step == 20
+
+
+def _edit(folder: Path, name: str, **changes: Any) -> None:
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda f: _edit(f, "config.json", model_type="mamba"), "model_type = 'mamba': this project can hold nanochat"),
+        (lambda f: _edit(f, "config.json", rms_norm_eps=1e-5), "rms_norm_eps = 1e-05: this project's"),
+        (lambda f: _edit(f, "config.json", rope_parameters={"rope_theta": 5e5}), "with base 500000"),
+        (lambda f: _edit(f, "config.json", rope_parameters=[7]), "config.json: "),
+        (lambda f: _edit(f, "config.json", head_dim=5), "head_dim = 5"),
+        (lambda f: _edit(f, "config.json", num_hidden_layers="x"), "model.n_layer = x: must be a whole number"),
+        (lambda f: _edit(f, "config.json", eos_token_id="x"), "must be the id that ends a text"),
+        (lambda f: _edit(f, "config.json", vocab_size=None), "vocab_size = None: must be from 2"),
+        (lambda f: _edit(f, "config.json", vocab_size=9), "lacks"),
+        (lambda f: _edit(f, "config.json", vocab_size=999), "damaged"),
+        (lambda f: _edit(f, "config.json", vocab_size=10**12), "vocab_size = 1000000000000"),
+        (lambda f: (f / "config.json").write_text("{", encoding="utf-8"), "not valid JSON"),
+        (lambda f: (f / "config.json").write_text("[]", encoding="utf-8"), "not a JSON object"),
+        (lambda f: (f / "tokenizer.json").unlink(), "a Hugging Face folder with a fast tokenizer has this file"),
+        (lambda f: (f / "model.safetensors").unlink(), "there is no model.safetensors"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), "is damaged"),
+        (lambda f: save_file({}, f / "model.safetensors"), "tensor token_embedding.weight is missing"),
+        (lambda f: save_file({"odd": np.ones(2)}, f / "model-2.safetensors"), "tensor odd: this project's network has"),
+        (lambda f: save_file({"odd": np.ones(2, int)}, f / "model-2.safetensors"), "weights are read as F32"),
+    ],
+)  # fmt: skip
+def test_folders_that_can_not_be_read(folder: Path, spoil: Callable[[Path], object], words: str) -> None:
+    spoil(folder)
+    with pytest.raises(UserError) as refused:
+        find_checkpoint(folder).tensors("model")
+    assert words in str(refused.value)
+    assert str(folder) in str(refused.value)
+
+
+def test_it_has_one_step(folder: Path) -> None:
+    assert find_checkpoint(folder, "last").step == find_checkpoint(folder, "0").step == 0
+    with pytest.raises(UserError, match="no checkpoint of step 7; a Hugging Face folder holds one, step 0"):
+        find_checkpoint(folder, "7")
+
+
+def test_weights_of_sixteen_bits_in_several_files(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    exact = find_checkpoint(folder).tensors("model")
+    halves = {name: array.astype(np.float16) for name, array in tensors.items()}
+    (folder / "model.safetensors").unlink()
+    for i, names in enumerate((list(halves)[:3], list(halves)[3:])):
+        save_file({name: halves[name] for name in names}, folder / f"model-0000{i}-of-00002.safetensors")
+    read = find_checkpoint(folder).tensors("model")
+    assert all(np.array_equal(read[name], exact[name].astype(np.float16)) for name in exact)
+
+
+def _random(architecture: str, folder: Path, **changes: Any) -> Any:
+    """A small random network that transformers made and saved, with a byte tokenizer that ends texts with id 256."""
+    import transformers
+
+    kind = {"GPT2LMHeadModel": "GPT2Config", "Qwen3ForCausalLM": "Qwen3Config", "LlamaForCausalLM": "LlamaConfig"}
+    numbers = {"vocab_size": 260, "bos_token_id": 256, "eos_token_id": 256}
+    if architecture == "GPT2LMHeadModel":
+        numbers |= {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}
+    else:
+        numbers |= {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+        numbers |= {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 16}
+    torch.manual_seed(2)
+    config = getattr(transformers, kind.get(architecture, "NanoChatConfig"))(**numbers, **changes)
+    model = getattr(transformers, architecture)(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_norm" not in name and "k_norm" not in name:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: i for i, letter in enumerate(letters)} | {"<|endoftext|>": 256}
+    fast = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    fast.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    fast.add_special_tokens(["<|endoftext|>"])
+    fast.save(str(folder / "tokenizer.json"))
+    return model, fast
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("GPT2LMHeadModel", {"activation_function": "gelu"}),
+        ("LlamaForCausalLM", {}),
+        ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+        ("Qwen3ForCausalLM", {}),
+        ("NanoChatForCausalLM", {}),
+    ],
+)
+def test_networks_from_elsewhere(tmp_path: Path, architecture: str, changes: dict[str, Any]) -> None:
+    other, fast = _random(architecture, tmp_path / "there", **changes)
+    checkpoint = find_checkpoint(tmp_path / "there")
+    tokenizer, model = tokenizer_from_dict(checkpoint.tokenizer), load_model(checkpoint, "cpu")
+    text = "the café's 古い"
+    ids, theirs = tokenizer.encode(text)[:16], fast.encode(text).ids[:16]
+    with torch.no_grad():
+        ours_TV = model(torch.tensor(ids[None].astype(np.int64)))[0]
+        theirs_TV = other(torch.tensor([theirs])).logits[0]
+    assert_close(ours_TV[:, 0], theirs_TV[:, 256])
+    assert_close(ours_TV[:, 1:], theirs_TV[:, [i for i in range(260) if i != 256]])
+
+
+@needs_transformers
+def test_gains_of_queries_and_keys_have_no_place(tmp_path: Path) -> None:
+    model, _ = _random("Qwen3ForCausalLM", tmp_path / "there")
+    torch.nn.init.constant_(model.model.layers[1].self_attn.k_norm.weight, 1.5)
+    model.save_pretrained(tmp_path / "there")
+    with pytest.raises(
+        UserError, match=r"layers\.1\.self_attn\.k_norm\.weight: this project's norm of queries and keys"
+    ):
+        find_checkpoint(tmp_path / "there").tensors("model")

@@ -24,7 +24,7 @@ from minigpt.files import safe_name, write_whole
 from minigpt.interop.fast_tokenizer import read_fast, tokenizer_files
 from minigpt.interop.layouts import Layout, config_json, layout_of, model_values, our_tensors, their_tensors
 from minigpt.normal_form import from_checkpoint, from_tensors
-from minigpt.tokenizer import tokenizer_from_dict
+from minigpt.tokenizer import LARGEST_VOCAB, tokenizer_from_dict
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FINE_TUNING = {"name": "adamw", "lr": 3e-4, "warmup_steps": 20, "weight_decay": 0.1}  # for weights from elsewhere
@@ -92,9 +92,13 @@ class FolderCheckpoint(Checkpoint):
         try:
             tensors = our_tensors(self.layout, _weights(self.path), self.config.model)
             for name in tensors.keys() & {"token_embedding.weight", "lm_head.weight"}:
+                if len(tensors[name]) != len(self.rows):
+                    raise UserError(
+                        f"vocab_size = {len(self.rows)}, but the tensor {name} has {len(tensors[name])} rows"
+                    )
                 tensors[name] = tensors[name][self.rows]
             from_tensors(tensors, self.config.model, np.float32)  # refuses what does not fit
-        except (UserError, IndexError) as error:
+        except UserError as error:
             raise UserError(f"{self.path}: {error}") from None
         return tensors
 
@@ -113,8 +117,8 @@ def read_folder(folder: Path, which: str) -> FolderCheckpoint:
     except (UserError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from None
     end, size = _end(folder, values), values.get("vocab_size")
-    if not isinstance(size, int):
-        raise UserError(f"{folder / 'config.json'}: it has no vocab_size")
+    if not isinstance(size, int) or not 2 <= size <= LARGEST_VOCAB:
+        raise UserError(f"{folder / 'config.json'}: vocab_size = {size}: must be from 2 to {LARGEST_VOCAB}")
     try:
         tokenizer, rows = read_fast(_json(folder, "tokenizer.json"), end, size)
     except UserError as error:
