@@ -20,8 +20,8 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from minigpt.normal_form import Array
-from minigpt.packed import APART, GELU, RELU2, SWIGLU, Crew, Desk, Flags, Law, Model, Outside
-from minigpt.plain import LAYER_NORM_EPSILON, RMS_NORM_EPSILON
+from minigpt.packed import APART, GELU, GELU_TANH, RELU2, SWIGLU, Crew, Desk, Flags, Law, Model, Outside
+from minigpt.plain import GELU_CUBIC, GELU_SLOPE, LAYER_NORM_EPSILON, RMS_NORM_EPSILON
 from minigpt.sampling import LARGEST
 
 # Sums in any order, so that they run in vectors; what is not finite stays so (numba's True would allow to lose it).
@@ -189,6 +189,8 @@ def _activate(up: Array, gate: Array, activation: int) -> None:
         u = up[i]
         if activation == GELU:
             up[i] = HALF * u * (ONE + math.erf(u * F32(math.sqrt(0.5))))
+        elif activation == GELU_TANH:
+            up[i] = HALF * u * (ONE + math.tanh(F32(GELU_SLOPE) * (u + F32(GELU_CUBIC) * u * u * u)))
         elif activation == SWIGLU:
             up[i] = u * gate[i] * (HALF + HALF * math.tanh(HALF * gate[i]))
         else:

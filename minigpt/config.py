@@ -104,7 +104,9 @@ class ModelConfig(Section):
     norm_weight: bool = Field(default=False, description="learned gain (and, for layernorm, shift)")
     embedding_norm: bool = Field(default=True, description="normalise after the embedding")
     embedding_scale: bool = Field(default=False, description="multiply embeddings by sqrt(d_model)")
-    mlp: Literal["relu2", "relu", "gelu", "swiglu"] = Field(default="relu2", description="feed-forward activation")
+    mlp: Literal["relu2", "relu", "gelu", "gelu_tanh", "swiglu"] = Field(
+        default="relu2", description="feed-forward activation"
+    )
     qk_norm: bool = Field(default=True, description="RMS-normalise queries and keys")
     bias: Literal["none", "all", "no_qkv"] = Field(default="none", description="which linear layers have a bias")
     attention_init: Literal["copy", "zero"] = Field(

@@ -56,6 +56,8 @@ class MLP(nn.Module):
                 hidden = F.relu(hidden)
             case "gelu":
                 hidden = F.gelu(hidden)
+            case "gelu_tanh":
+                hidden = F.gelu(hidden, approximate="tanh")
             case "swiglu":
                 hidden = F.silu(self.gate_linear(x)) * hidden
         return self.down_linear(hidden)

@@ -60,7 +60,7 @@ class NormalForm:
     centred: bool  # LayerNorm rather than RMSNorm
     embedding_norm: bool
     qk_norm: bool
-    activation: str  # relu2, relu, gelu or swiglu
+    activation: str  # relu2, relu, gelu, gelu_tanh or swiglu
     softcap: float  # 0: off
 
     @property

@@ -12,8 +12,8 @@ from minigpt.normal_form import Array, Layer, NormalForm
 from minigpt.plain import rearranged
 from minigpt.sampling import Rule
 
-RELU2, RELU, GELU, SWIGLU = range(4)
-ACTIVATIONS = {"relu2": RELU2, "relu": RELU, "gelu": GELU, "swiglu": SWIGLU}
+RELU2, RELU, GELU, GELU_TANH, SWIGLU = range(5)
+ACTIVATIONS = {"relu2": RELU2, "relu": RELU, "gelu": GELU, "gelu_tanh": GELU_TANH, "swiglu": SWIGLU}
 APART = 8  # numbers from one thread's to the next's: no two lie in one piece of a core's memory (64 bytes)
 
 

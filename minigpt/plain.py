@@ -17,6 +17,7 @@ from minigpt.normal_form import Array, Layer, NormalForm
 
 LAYER_NORM_EPSILON = 1e-5
 RMS_NORM_EPSILON = 1e-6
+GELU_SLOPE, GELU_CUBIC = math.sqrt(2 / math.pi), 0.044715  # of gelu_tanh
 
 _erf = np.frompyfunc(math.erf, 1, 1)  # NumPy has none of its own
 
@@ -78,9 +79,14 @@ def rms_norm(x: Array) -> Array:
 
 
 def activate(name: str, up: Array, gate: Array) -> Array:
-    """relu2 max(0, u)², relu max(0, u), gelu u·Φ(u) (Hendrycks 2016), swiglu u·g·σ(g) (Shazeer 2020)."""
+    """relu2 max(0, u)², relu max(0, u), gelu u·Φ(u) (Hendrycks 2016), swiglu u·g·σ(g) (Shazeer 2020).
+
+    gelu_tanh is what the former's paper puts for Φ, and GPT-2 has: (1 + tanh(√(2/π) (u + 0.044715 u³))) / 2.
+    """
     if name == "gelu":
         return 0.5 * up * (1 + np.asarray(_erf(up * math.sqrt(0.5)), dtype=up.dtype))
+    if name == "gelu_tanh":
+        return 0.5 * up * (1 + np.tanh(GELU_SLOPE * (up + GELU_CUBIC * up * up * up)))
     if name == "swiglu":
         return up * gate * (0.5 + 0.5 * np.tanh(0.5 * gate))  # σ(g) = (1 + tanh(g/2)) / 2, which can't overflow
     positive = np.maximum(up, 0)

@@ -51,7 +51,7 @@ def test_numbers_as_typed():
         ("model", "dropout", 2.0, "model.dropout = 2.0: must be a number, at least 0 and below 1"),
         ("model", "n_layer", "2.5", "model.n_layer = 2.5: must be a whole number, at least 1 and at most 2147483647"),
         ("model", "n_layer", True, "model.n_layer = True: must be a whole number, at least 1 and at most 2147483647"),
-        ("model", "mlp", "relu3", "model.mlp = relu3: must be one of relu2, relu, gelu, swiglu"),
+        ("model", "mlp", "relu3", "model.mlp = relu3: must be one of relu2, relu, gelu, gelu_tanh, swiglu"),
         ("run", "compile", "maybe", "run.compile = maybe: must be true or false"),
         ("run", "name", 5, "run.name = 5: must be text"),
         ("run", "seed", -1, "run.seed = -1: must be a whole number, at least 0 and below 4294967296"),

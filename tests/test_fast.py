@@ -77,7 +77,7 @@ def test_any_layout_is_right(data: st.DataObject) -> None:
         norm=one_of("rmsnorm", "layernorm"),
         norm_weight=data.draw(flag),
         embedding_norm=data.draw(flag),
-        mlp=one_of("relu2", "relu", "gelu", "swiglu"),
+        mlp=one_of("relu2", "relu", "gelu", "gelu_tanh", "swiglu"),
         qk_norm=data.draw(flag),
         bias=one_of("none", "no_qkv", "all"),
         embedding_scale=data.draw(flag),

@@ -148,6 +148,7 @@ def test_activations() -> None:
     close(plain.activate("relu2", up, gate), [0, 0, 9])
     close(plain.activate("relu", up, gate), [0, 0, 3])
     close(plain.activate("gelu", up, gate), [-0.0455002639, 0, 2.9959503059])
+    close(plain.activate("gelu_tanh", up, gate), [-0.0454023059, 0, 2.9963625967])
     close(plain.activate("swiglu", up, gate), [-2 / (1 + np.exp(-1)), 0, 0])
 
 
@@ -225,7 +226,7 @@ def test_engine_equals_forward(layout: str) -> None:
 
 @pytest.mark.parametrize("position", ["rotary", "sinusoidal", "learned", "none"])
 @pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
-@pytest.mark.parametrize("mlp", ["relu2", "relu", "gelu", "swiglu"])
+@pytest.mark.parametrize("mlp", ["relu2", "relu", "gelu", "gelu_tanh", "swiglu"])
 def test_every_combination_runs_equal(position: str, norm: str, mlp: str) -> None:
     config = small(ModelConfig(), position=position, norm=norm, mlp=mlp, n_kv_head=2, norm_weight=True, bias="no_qkv")
     model = model_of(config)

@@ -117,6 +117,7 @@ const Numbers = (() => {
     relu: (up) => (up > 0 ? up : 0),
     relu2: (up) => (up > 0 ? up * up : 0),
     gelu: (up) => 0.5 * up * (1 + erf(up * Math.SQRT1_2)),
+    gelu_tanh: (up) => 0.5 * up * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (up + 0.044715 * up ** 3))),
     swiglu: (up, gate) => (up * gate) / (1 + Math.exp(-gate)),
   };
 

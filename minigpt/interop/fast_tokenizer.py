@@ -115,7 +115,9 @@ def _read_fast(spec: Mapping[str, Any], end: int, size: int) -> tuple[Tokenizer,
     if pattern != CHARACTER:
         name = "byte" if tuple(tokens) == BYTES else "bpe"
         return BpeTokenizer(name, tokens, pattern), theirs
-    own = [token or b"" for token in tokens]
+    own = [token for token in tokens if token is not None]
+    if len(own) < len(tokens):
+        raise ValueError(f"it reads {len(own) + 1} characters, and the network has {size} ids")
     fallback = tuple(own[:256]) == BYTES
     characters = b"".join(own[256 if fallback else 0 :]).decode()
     unseen = "replace" if model.get("unk_token") else "stop"

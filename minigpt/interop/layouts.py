@@ -5,7 +5,7 @@ Axes: D model width, K head size, V vocabulary.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,11 @@ class Layout:
         if "n_kv_head" not in self.numbers and config.key_value_heads != config.n_head:
             wrong["n_kv_head"] = config.n_head
         return wrong
+
+    def wrong_settings(self, values: Mapping[str, Any]) -> dict[str, object]:
+        """What a config.json says that can't be here."""
+        said = {key: values.get(key, absent) for key, (_, absent) in self.fixed.items()}
+        return {key: found for key, found in said.items() if found != self.fixed[key][0]}
 
     def pairs(self, config: ModelConfig) -> Iterator[tuple[str, str]]:
         """The names of all modules that hold weights, here and there."""
@@ -144,7 +149,12 @@ _GPT2 = Layout(
     },
     input_first=frozenset({"c_attn", "c_proj", "c_fc"}),
 )  # fmt: skip
-LAYOUTS = (_NANOCHAT, _GPT2, _LLAMA, _QWEN3)
+_GPT2_ITSELF = replace(
+    _GPT2,
+    holds={**_GPT2.holds, "mlp": "gelu_tanh"},
+    fixed={**_GPT2.fixed, "activation_function": ("gelu_new", "gelu_new")},
+)
+LAYOUTS = (_NANOCHAT, _GPT2, _GPT2_ITSELF, _LLAMA, _QWEN3)
 
 
 # ── out ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -170,7 +180,7 @@ def config_json(layout: Layout, config: ModelConfig, vocab_size: int) -> dict[st
     """The content of config.json. Id 0 begins and ends a text."""
     values = {key: value for key, (value, _) in layout.fixed.items()}
     values |= {theirs: getattr(_explicit(config), ours) for ours, theirs in layout.numbers.items()}
-    if layout is _GPT2:
+    if layout.model_type == "gpt2":
         values |= {"embd_pdrop": config.dropout, "resid_pdrop": config.dropout, "attn_pdrop": 0.0}
     else:
         values |= {"rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE}, "head_dim": config.head_dim}
@@ -212,18 +222,18 @@ def model_values(values: Mapping[str, Any]) -> tuple[Layout, dict[str, Any]]:
     Raises:
         UserError: for what this project's network can't hold.
     """
-    layout = next((layout for layout in LAYOUTS if layout.model_type == values.get("model_type")), None)
-    if layout is None:
-        known = ", ".join(layout.model_type for layout in LAYOUTS)
+    layouts = [layout for layout in LAYOUTS if layout.model_type == values.get("model_type")]
+    if not layouts:
+        known = ", ".join(dict.fromkeys(layout.model_type for layout in LAYOUTS))
         raise UserError(f"model_type = {values.get('model_type')!r}: this project can hold {known}")
-    for key, (value, absent) in layout.fixed.items():
-        if (found := values.get(key, absent)) != value:
-            raise UserError(f"{key} = {_word(found)}: this project's network has {_word(value)}")
+    layout = next((layout for layout in layouts if not layout.wrong_settings(values)), layouts[0])
+    for key, found in layout.wrong_settings(values).items():
+        raise UserError(f"{key} = {_word(found)}: this project's network has {_word(layout.fixed[key][0])}")
     model = {ours: values.get(theirs) for ours, theirs in layout.numbers.items()}
     for ours, derived in (("d_ff", 0), ("n_kv_head", 0)):  # null in some files
         model[ours] = model.get(ours) or derived
     _check_rotary(layout, values, model)
-    model |= {**layout.holds, "tie_embeddings": values.get("tie_word_embeddings", layout is _GPT2)}
+    model |= {**layout.holds, "tie_embeddings": values.get("tie_word_embeddings", layout.model_type == "gpt2")}
     if layout is _NANOCHAT:
         model["logit_softcap"] = values.get("final_logit_softcapping", 15.0) or 0.0
     return layout, model
@@ -258,7 +268,7 @@ def our_tensors(layout: Layout, arrays: Mapping[str, Array], config: ModelConfig
 
 
 def _check_rotary(layout: Layout, values: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    if layout is _GPT2:
+    if layout.model_type == "gpt2":
         return
     told = values.get("rope_parameters") or values.get("rope_scaling") or {}
     base = told.get("rope_theta", values.get("rope_theta", ROTARY_BASE))
