@@ -1,12 +1,15 @@
 """Write a trained model in a format that other tools open.
 
   python scripts/export.py runs/bard --format hf --out bard-hf
+  python scripts/export.py runs/bard --format gguf --dtype f16 --out bard.gguf
 
 hf is a folder for Hugging Face's transformers, which loads it without any code
 of this project:
 
   AutoModelForCausalLM.from_pretrained("bard-hf")
   AutoTokenizer.from_pretrained("bard-hf")
+
+gguf is a file for llama.cpp, of the layouts llama and gpt2 with a BPE.
 """
 
 from minigpt.signals import quiet_interrupts
@@ -19,6 +22,8 @@ from pathlib import Path
 
 from minigpt.checkpoint import find_checkpoint
 from minigpt.cli import parse_options, run_script
+from minigpt.errors import UserError
+from minigpt.interop.gguf_file import write_gguf
 from minigpt.interop.hugging_face import write_folder
 
 
@@ -28,12 +33,21 @@ def main() -> None:
     )
     parser.add_argument("run", type=Path, help="a run's folder or one checkpoint file")
     parser.add_argument("--which", default="best", metavar="best|last|STEP", help="checkpoint (default: best)")
-    parser.add_argument("--format", choices=["hf"], default="hf", help="hf: a folder for transformers (default)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the new folder")
+    parser.add_argument("--format", choices=["hf", "gguf"], default="hf", help="hf (default) or gguf")
+    parser.add_argument("--dtype", choices=["f32", "f16"], help="with gguf: of the matrices (default: f32)")
+    parser.add_argument("--out", type=Path, required=True, metavar="PATH", help="the new folder or file")
     options = parse_options(parser)
+    if options.dtype and options.format != "gguf":
+        raise UserError(f"--dtype {options.dtype}: is for --format gguf; hf keeps every bit")
     checkpoint = find_checkpoint(options.run, options.which)
-    layout = write_folder(checkpoint, options.out)
-    print(f"{options.out}: step {checkpoint.step} of {options.run} as {layout.architecture}")
+    if options.format == "gguf":
+        dtype = options.dtype or "f32"
+        note, form = write_gguf(checkpoint, options.out, dtype), f"GGUF, {dtype}"
+    else:
+        note, form = "", write_folder(checkpoint, options.out).architecture
+    print(f"{options.out}: step {checkpoint.step} of {options.run} as {form}")
+    if note:
+        print(note)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ go on with it later.
   python scripts/train.py --data.source my-texts/ --train.minutes 5
   python scripts/train.py --resume runs/bard
   python scripts/train.py --init-from runs/bard --data.source other.txt
+  python scripts/train.py --init-from gpt2-folder --data.source other.txt
 """
 
 from minigpt.signals import StopSignal, quiet_interrupts
@@ -31,7 +32,12 @@ def main() -> int:
     )
     parser.add_argument("config", nargs="?", type=Path, help=f"TOML file of settings (default: {DEFAULT_CONFIG.name})")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run")
-    parser.add_argument("--init-from", type=Path, metavar="RUN", help="begin with this run's weights and tokenizer")
+    parser.add_argument(
+        "--init-from",
+        type=Path,
+        metavar="RUN",
+        help="begin with the weights and tokenizer of this run, or Hugging Face folder",
+    )
     parser.add_argument("--dry-run", action="store_true", help="tell the plan and what it costs here, and stop")
     add_config_options(parser)
     options = parse_options(parser)

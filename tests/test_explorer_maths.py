@@ -151,6 +151,7 @@ def models() -> list[dict[str, Any]]:
     shipped = {f"{name}.toml": ModelConfig(**values) for name, values in SHIPPED.items()}
     layouts = {name: small(config, d_ff=40) for name, config in LAYOUTS.items()}
     layouts |= {name: small(config, d_ff=40, d_model=8 * config.n_head) for name, config in shipped.items()}
+    layouts["gelu_tanh"] = small(ModelConfig(mlp="gelu_tanh"), d_ff=40)
     cases = []
     for number, (name, config) in enumerate(layouts.items()):
         precision = "f16" if name == "modern" else "f32"

@@ -205,6 +205,21 @@ def test_fine_tuning(tmp_path: Path, folder: Path, tiny: Tables, script: Script)
     assert find_checkpoint(tmp_path / "runs" / "tiny", "last").step == 20
 
 
+def test_looking_into_one(tmp_path: Path, folder: Path, trained: Trained, script: Script) -> None:
+    """compare_attention.py and explore.py say of the folder what they say of the run, but for the step."""
+    heads = [
+        script(ROOT / "scripts" / "compare_attention.py", "heads", path, "--file", trained.text, "--json")
+        for path in (trained.path, folder)
+    ]
+    assert [answer.code for answer in heads] == [0, 0], heads[1].err
+    assert heads[0].json["heads"] == heads[1].json["heads"]
+    page = tmp_path / "page.html"
+    shown = script(ROOT / "scripts" / "explore.py", folder, "--text", "the clock", "--export", page)
+    assert shown.code == 0, shown.err
+    assert "weights of step 0" in shown.out
+    assert page.stat().st_size > 10_000
+
+
 def _edit(folder: Path, name: str, **changes: Any) -> None:
     path = folder / name
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")

@@ -8,6 +8,7 @@ token as a whole becomes that token, and others are merged from their bytes. For
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from minigpt.bpe import BYTES, SPLIT_PATTERN, byte_letters
@@ -40,11 +41,6 @@ def _fast(tokenizer: Tokenizer) -> str:
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as FastTokenizer
 
-    letter_of = {byte: letter for letter, byte in byte_letters().items()}
-
-    def written(token: bytes) -> str:
-        return "".join(letter_of[byte] for byte in token)
-
     undefined = set(tokenizer.undefined_ids.tolist())
     ids = [token for token in range(tokenizer.vocab_size) if token != END and token not in undefined]
     vocab = {END_NAME: END} | {written(tokenizer.token_bytes(token)): token for token in ids}
@@ -58,7 +54,7 @@ def _fast(tokenizer: Tokenizer) -> str:
                 f"data.tokenizer = {tokenizer.name}: the library behind tokenizer.json reads its split pattern "
                 "otherwise; train with --data.tokenizer bpe"
             )
-        merges = [(written(left), written(right)) for left, right in _merges(tokenizer.tokens)]
+        merges = [(written(left), written(right)) for left, right in merges_of(tokenizer.tokens)]
     elif tokenizer.unseen == "replace" and isinstance(tokenizer, CharTokenizer) and tokenizer.replacement:
         unknown = written(tokenizer.replacement.encode())
     model = models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, ignore_merges=True)
@@ -70,7 +66,17 @@ def _fast(tokenizer: Tokenizer) -> str:
     return fast.to_str(pretty=True)
 
 
-def _merges(tokens: Sequence[bytes | None]) -> list[tuple[bytes, bytes]]:
+@cache
+def _letters() -> dict[int, str]:
+    return {byte: letter for letter, byte in byte_letters().items()}
+
+
+def written(token: bytes) -> str:
+    """A token in the letters that stand for bytes."""
+    return "".join(_letters()[byte] for byte in token)
+
+
+def merges_of(tokens: Sequence[bytes | None]) -> list[tuple[bytes, bytes]]:
     """Pairs of tokens that make another, in the order of its rank: what tiktoken merges."""
     known = [token for token in tokens if token is not None]
     there = set(known)
