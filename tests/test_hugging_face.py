@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 import torch
 from conftest import Tables
+from random_weights import of_model, saved
 from running import EVALUATE, GENERATE, ROOT, TRAIN, Script, Trained, as_options
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from minigpt.assembly import load_model
-from minigpt.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, save_checkpoint
-from minigpt.config import DEFAULT_CONFIG, Config, read_toml, validate
+from minigpt.checkpoint import Checkpoint, find_checkpoint
+from minigpt.config import DEFAULT_CONFIG, read_toml, validate
 from minigpt.errors import UserError
 from minigpt.interop.hugging_face import write_folder
-from minigpt.model import GPT
 from minigpt.normal_form import from_checkpoint
 from minigpt.plain import PlainEngine
 from minigpt.sampling import SamplingOptions, generate
-from minigpt.tokenizer import tokenizer_from_dict, train_tokenizer
+from minigpt.tokenizer import tokenizer_from_dict
 
 EXPORT = ROOT / "scripts" / "export.py"
 SHIPPED = sorted(path.stem for path in DEFAULT_CONFIG.parent.glob("*.toml"))
@@ -38,24 +38,6 @@ MISSING = 'transformers is not installed: pip install "minigpt[interop]"'
 @pytest.fixture
 def transformers() -> Any:
     return pytest.importorskip("transformers", reason=MISSING)
-
-
-def saved(path: Path, config: Config, text: str) -> Checkpoint:
-    """A checkpoint of random weights, all away from their start."""
-    tokenizer = train_tokenizer(config.data.tokenizer, [text], 300 if config.data.tokenizer == "bpe" else 0)
-    torch.manual_seed(4)
-    model = GPT(config.model, tokenizer.vocab_size)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(0.06 * torch.randn_like(parameter) + (parameter.ndim == 1 and name.endswith("weight")))
-    arrays = {f"model.{name}": tensor.numpy() for name, tensor in model.state_dict().items()}
-    save_checkpoint(path, arrays, {"config": config.model_dump(), "tokenizer": tokenizer.to_dict(), "step": 5})
-    return read_checkpoint(path)
-
-
-def of_model(**model: Any) -> Config:
-    small = {"n_layer": 2, "n_head": 4, "d_model": 32, "context_length": 16}
-    return validate({"data": {"tokenizer": "char"}, "model": {**model, **small}})
 
 
 def assert_close(got: Tensor, expected: Tensor) -> None:
@@ -104,7 +86,7 @@ def test_shipped_configurations(transformers: Any, tmp_path: Path, english: str,
 def test_other_layouts(
     transformers: Any, tmp_path: Path, english: str, model: dict[str, Any], architecture: str
 ) -> None:
-    checkpoint = saved(tmp_path / "here.safetensors", of_model(**model), english)
+    checkpoint = saved(tmp_path / "here.safetensors", of_model("char", **model), english)
     assert write_folder(checkpoint, tmp_path / "there").architecture == architecture
     compare(checkpoint, tmp_path / "there", transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "there"))
 
@@ -148,7 +130,7 @@ def test_the_tutorial_is_named_with_what_to_train_instead(tmp_path: Path, englis
     ],
 )
 def test_no_class_for_it(tmp_path: Path, english: str, model: dict[str, Any], words: str) -> None:
-    checkpoint = saved(tmp_path / "here.safetensors", of_model(**model), english)
+    checkpoint = saved(tmp_path / "here.safetensors", of_model("char", **model), english)
     with pytest.raises(UserError, match=words):
         write_folder(checkpoint, tmp_path / "there")
 

@@ -62,6 +62,7 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> Layout:
 
 def _write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write beside, then rename."""
+    folder = Path(os.path.abspath(folder))  # "." has no name to write beside
     beside = folder.with_name(f".{folder.name}.tmp")
     try:
         shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed
