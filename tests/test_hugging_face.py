@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import Tables
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from random_weights import of_model, saved
 from running import EVALUATE, GENERATE, ROOT, TRAIN, Script, Trained, as_options
 from safetensors.numpy import load_file, save_file
@@ -216,6 +218,7 @@ def _edit(folder: Path, name: str, **changes: Any) -> None:
         (lambda f: _edit(f, "config.json", rope_parameters=[7]), "config.json: "),
         (lambda f: _edit(f, "config.json", head_dim=5), "head_dim = 5"),
         (lambda f: _edit(f, "config.json", num_hidden_layers="x"), "model.n_layer = x: must be a whole number"),
+        (lambda f: _edit(f, "config.json", num_hidden_layers=10**9), "1000000000 blocks of which there are no tensors"),
         (lambda f: _edit(f, "config.json", eos_token_id="x"), "must be the id that ends a text"),
         (lambda f: _edit(f, "config.json", vocab_size=None), "vocab_size = None: must be from 2"),
         (lambda f: _edit(f, "config.json", vocab_size=9), "lacks"),
@@ -237,6 +240,32 @@ def test_folders_that_can_not_be_read(folder: Path, spoil: Callable[[Path], obje
         find_checkpoint(folder).tensors("model")
     assert words in str(refused.value)
     assert str(folder) in str(refused.value)
+
+
+ANY_JSON = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.just([]) | st.just([{}])
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_what_is_damaged_is_told(folder: Path, data: st.DataObject) -> None:
+    """A value of some other kind, anywhere in the two files that are believed, ends in a sentence or does no harm."""
+    path = folder / data.draw(st.sampled_from(["config.json", "tokenizer.json"]))
+    whole = path.read_text(encoding="utf-8")
+    values = place = json.loads(whole)
+    keys = st.sampled_from
+    while True:
+        key = data.draw(keys(sorted(place) if isinstance(place, dict) else range(len(place))))
+        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
+            break
+        place = place[key]
+    place[key] = data.draw(ANY_JSON)
+    path.write_text(json.dumps(values), encoding="utf-8")
+    try:
+        find_checkpoint(folder).tensors("model")
+    except UserError as error:
+        assert str(folder) in str(error)
+    finally:
+        path.write_text(whole, encoding="utf-8")
 
 
 def test_it_has_one_step(folder: Path) -> None:

@@ -3,6 +3,7 @@
 Sources: the specification (github.com/ggml-org/ggml, docs/gguf.md) and llama.cpp's ``convert_hf_to_gguf.py``.
 """
 
+import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -92,10 +93,9 @@ def write_gguf(checkpoint: Checkpoint, path: Path, dtype: str) -> str:
 
 def _library() -> Any:
     try:
-        import gguf
+        return importlib.import_module("gguf")  # by its name: a type check can do without it
     except ImportError:
         raise UserError('--format gguf needs the library gguf: pip install "minigpt[interop]"') from None
-    return gguf
 
 
 def _held(layout: Layout) -> Layout:

@@ -245,6 +245,8 @@ def our_tensors(layout: Layout, arrays: Mapping[str, Array], config: ModelConfig
     Raises:
         UserError: for a tensor that this project's network has no place for.
     """
+    if config.n_layer > len(arrays):
+        raise UserError(f"{config.n_layer} blocks of which there are no tensors")
     left = dict(arrays)
     if config.tie_embeddings:
         left.pop("lm_head.weight", None)
