@@ -94,6 +94,12 @@ def sentences(columns: tuple[tuple[str, ...], ...], count: int, space: str, end:
 
 
 @pytest.fixture
+def transformers() -> Any:
+    """The library, of the extra [interop]."""
+    return pytest.importorskip("transformers", reason='transformers is not installed: pip install "minigpt[interop]"')
+
+
+@pytest.fixture
 def tiny(tmp_path: Path, english: str) -> Tables:
     """Tables of a run on ``english`` that takes a second; all its files are in the test's own folder."""
     return tiny_tables(tmp_path, english)

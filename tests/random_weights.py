@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from minigpt.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
 from minigpt.config import Config, validate
@@ -28,3 +29,13 @@ def of_model(tokenizer: str, **model: Any) -> Config:
     """A small network of some layout."""
     small = {"n_layer": 2, "n_head": 4, "d_model": 32, "context_length": 16}
     return validate({"data": {"tokenizer": tokenizer}, "model": {**model, **small}})
+
+
+def assert_close(got: Tensor, expected: Tensor) -> None:
+    """Logits, but for rounding."""
+    assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def same_bits(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two sets of arrays are one."""
+    return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)

@@ -17,7 +17,8 @@ from minigpt.checkpoint import Checkpoint
 from minigpt.config import ModelConfig
 from minigpt.errors import UserError
 from minigpt.interop.fast_tokenizer import END_NAME, merges_of, written
-from minigpt.interop.layouts import ROTARY_BASE, Layout, layout_of, their_tensors
+from minigpt.interop.layouts import Layout, layout_of
+from minigpt.interop.translation import ROTARY_BASE, their_tensors
 from minigpt.normal_form import from_checkpoint
 from minigpt.plain import LAYER_NORM_EPSILON, RMS_NORM_EPSILON
 from minigpt.tokenizer import BpeTokenizer, Tokenizer, tokenizer_from_dict

@@ -22,7 +22,8 @@ from minigpt.config import Config, validate
 from minigpt.errors import UserError
 from minigpt.files import safe_name, write_whole
 from minigpt.interop.fast_tokenizer import read_fast, tokenizer_files
-from minigpt.interop.layouts import Layout, config_json, layout_of, model_values, our_tensors, their_tensors
+from minigpt.interop.layouts import Layout, layout_of
+from minigpt.interop.translation import config_json, model_values, our_tensors, their_tensors
 from minigpt.normal_form import from_checkpoint, from_tensors
 from minigpt.tokenizer import LARGEST_VOCAB, tokenizer_from_dict
 
