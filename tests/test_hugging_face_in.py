@@ -34,7 +34,7 @@ def test_fine_tuning(tmp_path: Path, folder: Path, tiny: Tables, script: Script)
     weights = find_checkpoint(folder).tensors("model")
     untold = script(TRAIN, "--init-from", folder, "--run.dir", tmp_path / "runs")
     assert untold.code == 2
-    assert "these weights came without their text; name one, by --data.source" in untold.err
+    assert "weights from elsewhere bring no text: name one, by --data.source" in untold.err
     options = as_options({key: tiny[key] for key in ("run", "train")})
     source = ["--data.source", tiny["data"]["source"], "--data.cache-dir", tmp_path / "cache"]
     done = script(TRAIN, "--init-from", folder, *options, *source, "--data.unseen", "skip")
