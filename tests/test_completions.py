@@ -2,18 +2,22 @@
 
 import importlib.util
 import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
-from http.client import HTTPConnection, HTTPResponse
 from typing import Any
 
 import numpy as np
 import pytest
+from asking import GOOD, Api
 from exploring import EXPLORE, serving
-from running import GENERATE, Script, Trained
+from running import GENERATE, Script, Trained, command, environment
 
 from minigpt import plain
 from minigpt.checkpoint import find_checkpoint
@@ -25,37 +29,10 @@ pytest.importorskip("uvicorn", reason='pip install -e ".[serve]"')
 
 from minigpt.explorer import turns
 from minigpt.explorer.completions import Completions
+from minigpt.explorer.orders import Order, Piece
+from minigpt.explorer.server import Service
 
 ENGINE = "numba" if importlib.util.find_spec("numba") else "numpy"
-GOOD = {"model": "tiny", "prompt": "the ", "max_tokens": 8, "seed": 1}
-
-
-@dataclass(frozen=True)
-class Api:
-    """Asks a server of this process."""
-
-    port: int
-    completions: Completions
-
-    def ask(self, body: object, **headers: str) -> tuple[int, dict[str, Any]]:
-        with closing(self.open(body, **headers)) as answer:
-            return answer.status, json.loads(answer.read())
-
-    def open(self, body: object, **headers: str) -> HTTPResponse:
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.request("POST", "/v1/completions", content, headers)
-
-    def request(
-        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
-    ) -> HTTPResponse:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request(method, path, body, {"Connection": "close", **(headers or {})})
-        return connection.getresponse()
-
-    def text(self, **keys: object) -> str:
-        status, answer = self.ask({**GOOD, **keys})
-        assert status == 200, answer
-        return answer["choices"][0]["text"]
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +41,19 @@ def found(trained: Trained) -> Made:
 
 
 @pytest.fixture(scope="module")
-def api(found: Made) -> Iterator[Api]:
-    with serving(found) as (service, port):
-        yield Api(port, service.completions)
+def served(found: Made) -> Iterator[tuple[Service, int]]:
+    with serving(found) as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def api(served: tuple[Service, int]) -> Api:
+    return Api(served[1])
+
+
+@pytest.fixture(scope="module")
+def completions(served: tuple[Service, int]) -> Completions:
+    return served[0].completions
 
 
 @pytest.fixture
@@ -102,9 +89,8 @@ def test_the_text_is_that_of_generate(api: Api, trained: Trained, script: Script
     n_token = sum(len(sample["tokens"]) for sample in samples)
     assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": n_token, "total_tokens": 4 + n_token}
     assert answer["object"] == "text_completion" and answer["model"] == "tiny" and answer["seed"] == 7
-    for choice, sample in zip(answer["choices"], samples, strict=True):
-        ended = len(sample["tokens"]) < 40 or (law.get("stop") and not choice["text"].endswith(sample["text"][-1:]))
-        assert choice["finish_reason"] == ("stop" if ended else "length")
+    reasons = ["stop" if len(sample["tokens"]) < 40 else "length" for sample in samples]
+    assert [choice["finish_reason"] for choice in answer["choices"]] == reasons
 
 
 def test_openai_s_client(client: Any) -> None:
@@ -201,7 +187,9 @@ def test_log_probabilities_beyond_the_context_and_before_a_stop(api: Api, traine
 # ── many ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_twenty_at_once_get_what_each_gets_alone(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_twenty_at_once_get_what_each_gets_alone(
+    api: Api, completions: Completions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(turns, "TURN_SECONDS", 0)  # a token a turn
     laws = [{"temperature": 0.8}, {"top_k": 3}, {"repetition_penalty": 1.3}, {"top_p": 0.8, "n": 2}]
     asked = [{**GOOD, "prompt": "the ", "max_tokens": 200, "seed": i, **laws[i % 4]} for i in range(20)]
@@ -210,23 +198,74 @@ def test_twenty_at_once_get_what_each_gets_alone(api: Api, monkeypatch: pytest.M
         together = list(pool.map(api.ask, asked))
     assert [answer["choices"] for _, answer in together] == alone
     assert len({choices[0]["text"] for choices in alone}) == 20
-    assert api.completions.turns.inside == 0
+    assert completions.turns.inside == 0
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_full_queue_and_clients_that_go_away(api: Api, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+def test_a_full_queue(api: Api, completions: Completions, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
     monkeypatch.setattr(turns, "MOST_WAITING", 1)
-    most = turns.AT_ONCE + 1
-    endless = json.dumps({**GOOD, "max_tokens": 60_000, "repetition_penalty": 1.5, "stream": stream}).encode()
-    with ExitStack() as held:
-        for _ in range(most):
-            connection = held.enter_context(closing(HTTPConnection("127.0.0.1", api.port, timeout=60)))
-            connection.request("POST", "/v1/completions", endless)
-        wait_until(lambda: api.completions.turns.inside == most)
-        status, answer = api.ask(GOOD)
+    most, going_on = turns.AT_ONCE + 1, threading.Event()
+    completions.turns._thread.submit(going_on.wait)
+    try:
+        with ExitStack() as held:
+            for _ in range(most):
+                held.enter_context(api.sent({**GOOD, "stream": stream}))
+            wait_until(lambda: completions.turns.inside == most)
+            status, answer = api.ask(GOOD)
+        wait_until(lambda: completions.turns.inside == 0)  # who has gone does not wait, though nothing is written
+    finally:
+        going_on.set()
     assert status == 429 and answer["error"]["code"] == "queue_full" and "try again" in answer["error"]["message"]
-    wait_until(lambda: api.completions.turns.inside == 0)
     assert api.text()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_work_stops_when_the_client_goes_away(
+    api: Api, completions: Completions, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    written = 0
+
+    def endless(_order: Order) -> Iterator[Piece]:
+        nonlocal written
+        while True:
+            written += 1
+            yield Piece(0, "and ")
+
+    monkeypatch.setattr(completions.writer, "pieces", endless)
+    with api.sent({**GOOD, "stream": stream}):
+        wait_until(lambda: written > 1000)
+    wait_until(lambda: completions.turns.inside == 0)
+    completions.turns._thread.submit(int).result()  # the turn that it was in has ended
+    before = written
+    time.sleep(0.2)
+    assert written == before
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows sends no Ctrl-C to another process")
+def test_ctrl_c_ends_it_under_an_open_stream(trained: Trained) -> None:
+    words = command(EXPLORE, trained.path, "--serve", "--port", 0)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, env=environment(), encoding="utf-8", stdout=pipe, stderr=pipe) as process:
+        assert process.stdout
+        port = int(process.stdout.readline().split("/")[2].split(":")[1])
+        body = {**GOOD, "prompt": [0] * 40, "max_tokens": 60_000, "repetition_penalty": 1e9, "stream": True}
+        with Api(port).sent(body) as connection:
+            assert connection.getresponse().read(5) == b"data:"
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and out.endswith("the server has ended\n") and "Traceback" not in err, err
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not here")
+def test_curl(api: Api) -> None:
+    words = ["curl", "-sN", f"http://127.0.0.1:{api.port}/v1/completions", "--noproxy", "*"]
+    for stream in (False, True):
+        body = json.dumps({**GOOD, "stream": stream})
+        done = subprocess.run([*words, "-d", body], capture_output=True, encoding="utf-8", check=True)
+        if stream:
+            assert done.stdout.startswith("data: {") and done.stdout.endswith("}\n\ndata: [DONE]\n\n")
+        else:
+            assert json.loads(done.stdout)["choices"][0]["text"] == api.text()
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -235,140 +274,3 @@ def wait_until(holds: Callable[[], bool]) -> None:
             return
         time.sleep(0.01)
     pytest.fail("it did not come")
-
-
-# ── refused ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-BAD: list[tuple[int, object, str]] = [
-    (400, b"no JSON", "not JSON"),
-    (400, b"\xff\xfe", "not JSON"),
-    (400, b"[" * 5000, "not JSON"),
-    (400, [1], "JSON object"),
-    (400, {"prompt": "a"}, "model: is missing"),
-    (404, {**GOOD, "model": "gpt-4"}, "only 'tiny'"),
-    (404, {**GOOD, "model": "\ud800"}, "model"),
-    (400, {**GOOD, "model": 7}, "model = 7"),
-    (400, {**GOOD, "max_tokens": -1}, "max_tokens = -1: must be a whole number from 0"),
-    (400, {**GOOD, "max_tokens": "8"}, "max_tokens = '8'"),
-    (400, {**GOOD, "max_tokens": True}, "max_tokens = True"),
-    (400, {**GOOD, "max_tokens": 1.5}, "max_tokens = 1.5"),
-    (400, {**GOOD, "max_tokens": 10**30}, "max_tokens = 1000"),
-    (400, {**GOOD, "max_tokens": 40_000, "n": 2}, "prompts x n x max_tokens"),
-    (400, {**GOOD, "temperature": -1}, "temperature = -1"),
-    (400, {**GOOD, "temperature": float("nan")}, "temperature = nan"),
-    (400, b'{"model": "tiny", "temperature": 1e999}', "temperature = inf"),
-    (400, {**GOOD, "top_p": 0}, "top_p = 0"),
-    (400, {**GOOD, "top_k": -1}, "top_k = -1"),
-    (400, {**GOOD, "n": 0}, "n = 0"),
-    (400, {**GOOD, "seed": -1}, "seed = -1"),
-    (400, {**GOOD, "stop": ""}, "stop string is empty"),
-    (400, {**GOOD, "stop": ["a"] * 17}, "at most 16"),
-    (400, {**GOOD, "stop": [1]}, "stop = list"),
-    (400, {**GOOD, "stream": "yes"}, "stream = 'yes'"),
-    (400, {**GOOD, "stream": True, "logprobs": 1}, "leave out stream"),
-    (400, {**GOOD, "stream_options": {"x": 1}}, "stream_options = dict"),
-    (400, {**GOOD, "suffix": "end"}, "suffix: there is no such thing here"),
-    (400, {**GOOD, "frequency_penalty": 0.5}, "frequency_penalty"),
-    (400, {**GOOD, "tempurature": 1}, "did you mean temperature?"),
-    (400, {**GOOD, "\ud800": 1}, "unknown"),
-    (400, {**GOOD, "prompt": []}, "the list is empty"),
-    (400, {**GOOD, "prompt": [1, "a"]}, "prompt = list: must be a text"),
-    (400, {**GOOD, "prompt": [True]}, "prompt = list"),
-    (400, {**GOOD, "prompt": [[1], "a"]}, "prompt = list"),
-    (400, {**GOOD, "prompt": [-1]}, "ids must be whole numbers from 0 to 27"),
-    (400, {**GOOD, "prompt": [[1], [28]]}, "ids must be"),
-    (400, {**GOOD, "prompt": "☃"}, "never seen"),
-    (400, {**GOOD, "prompt": "\ud800"}, "half of a surrogate pair"),
-    (400, {**GOOD, "prompt": "the " * 20_000}, "80000 tokens: at most 65536"),
-    (413, {**GOOD, "prompt": "the " * 300_000}, "longer than 1048576 bytes"),
-]
-
-
-def test_mistakes_get_one_sentence_in_openai_s_shape(api: Api) -> None:
-    for status, body, sentence in BAD:
-        for stream in (False, True):
-            asked = {"stream": True, **body} if stream and isinstance(body, dict) else body
-            found, answer = api.ask(asked)
-            assert (found, list(answer)) == (status, ["error"]), (str(body)[:100], answer)
-            assert list(answer["error"]) == ["message", "type", "param", "code"]
-            assert sentence in answer["error"]["message"] and "\n" not in answer["error"]["message"], answer
-    assert api.completions.turns.inside == 0 and api.text()
-
-
-def test_addresses_and_methods_that_are_not_there(api: Api) -> None:
-    for method, path, status in (
-        ("GET", "/v1/completions", 405),
-        ("POST", "/v1/models", 405),
-        ("POST", "/v1/chat/completions", 404),
-        ("GET", "/v1/models/gpt-4", 404),
-    ):
-        with closing(api.request(method, path)) as answer:
-            assert answer.status == status and json.loads(answer.read())["error"]["message"]
-
-
-def test_logits_that_are_not_finite(found: Made) -> None:
-    head = np.full_like(found.models[0].form.head, np.inf)
-    wild = replace(found.models[0], form=replace(found.models[0].form, head=head))
-    with serving(replace(found, models=[wild])) as (service, port):
-        status, answer = Api(port, service.completions).ask(GOOD)
-    assert status == 400 and "not finite" in answer["error"]["message"]
-
-
-# ── who is answered ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_without_a_key_only_this_machine_s_own_names_and_pages(api: Api) -> None:
-    own, other = f"http://127.0.0.1:{api.port}", "https://evil.example"
-    for headers, status in (
-        ({"Host": "evil.example"}, 403),
-        ({"Host": f"evil.example:{api.port}"}, 403),
-        ({"Origin": other}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Origin": f"http://127.0.0.1:{api.port + 1}"}, 403),
-        ({"Origin": own}, 200),
-        ({"Host": f"localhost:{api.port}"}, 200),
-        ({"Authorization": "Bearer whatever"}, 200),
-    ):
-        assert api.ask(GOOD, **headers)[0] == status, headers
-        with closing(api.request("GET", "/v1/models", headers=headers)) as answer:
-            assert answer.status == status, headers
-
-
-def test_with_a_key_it_is_asked_for(found: Made) -> None:
-    with serving(found, key="s3cret") as (service, port):
-        api = Api(port, service.completions)
-        for sent, status in (
-            ({}, 401),
-            ({"Authorization": "Bearer wrong"}, 401),
-            ({"Authorization": "s3cret"}, 401),
-            ({"Authorization": "Bearer s3crét"}, 401),
-            ({"Authorization": "Bearer s3cret"}, 200),
-            ({"Authorization": "Bearer s3cret", "Host": "my-machine"}, 200),
-        ):
-            assert api.ask(GOOD, **sent)[0] == status, sent
-            with closing(api.request("GET", "/v1/models", headers=sent)) as answer:
-                assert answer.status == status, sent
-        with closing(api.request("GET", "/", headers={"Host": "my-machine"})) as answer:
-            assert answer.status == 403, "the page stays with this machine"
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--serve", "--host", "0.0.0.0"], "--host 0.0.0.0: others can reach it, so give --api-key KEY"),
-        (["--serve", "--host", ""], "others can reach it"),
-        (["--serve", "--api-key", ""], "--api-key: must be"),
-        (["--serve", "--api-key", "é"], "--api-key: must be"),
-        (["--serve", "--host", "no.such.machine.invalid", "--api-key", "k"], "--host no.such.machine.invalid"),
-        (["--export", "page.html", "--host", "0.0.0.0"], "belong to --serve"),
-        (["--export", "page.html", "--api-key", "k"], "belong to --serve"),
-    ],
-)
-def test_options_that_are_refused(
-    trained: Trained, script: Script, monkeypatch: pytest.MonkeyPatch, words: list[str], sentence: str
-) -> None:
-    monkeypatch.delenv("MINIGPT_API_KEY", raising=False)
-    port = ["--port", 0] if "--serve" in words else []
-    answer = script(EXPLORE, trained.path, *words, *port)
-    assert answer.code == 2 and sentence in answer.err and answer.err.count("\n") == 1, answer.err
