@@ -23,13 +23,14 @@ from minigpt import plain
 from minigpt.checkpoint import find_checkpoint
 from minigpt.explorer.making import Made, Wish, made
 from minigpt.explorer.payload import load_model
+from minigpt.sampling import SamplingOptions
 from minigpt.tokenizer import tokenizer_from_dict
 
 pytest.importorskip("uvicorn", reason='pip install -e ".[serve]"')
 
 from minigpt.explorer import turns
 from minigpt.explorer.completions import Completions
-from minigpt.explorer.orders import Order, Piece
+from minigpt.explorer.orders import Order, Piece, Writer
 from minigpt.explorer.server import Service
 
 ENGINE = "numba" if importlib.util.find_spec("numba") else "numpy"
@@ -91,6 +92,17 @@ def test_the_text_is_that_of_generate(api: Api, trained: Trained, script: Script
     assert answer["object"] == "text_completion" and answer["model"] == "tiny" and answer["seed"] == 7
     reasons = ["stop" if len(sample["tokens"]) < 40 else "length" for sample in samples]
     assert [choice["finish_reason"] for choice in answer["choices"]] == reasons
+
+
+def test_without_numba(found: Made, trained: Trained, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    asked = ("--prompt", "the ", "--max-new-tokens", 40, "--num-samples", 2, "--json")
+    samples = script(GENERATE, trained.path, *asked, "--engine", "numpy").json["samples"]
+    order = Order([found.tokenizer.encode("the ").tolist()], n=2, max_tokens=40, sampling=SamplingOptions(), seed=0)
+    texts = ["", ""]
+    for piece in Writer(found.models[0].form, found.tokenizer).pieces(order):
+        texts[piece.number] += piece.text
+    assert texts == [sample["text"] for sample in samples]
 
 
 def test_openai_s_client(client: Any) -> None:

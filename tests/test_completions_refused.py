@@ -4,14 +4,25 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from asking import GOOD, Api
 from exploring import EXPLORE, serving
+from hypothesis import given
+from hypothesis import strategies as st
 from running import Script, Trained
 
+from minigpt.errors import UserError
 from minigpt.explorer.making import Made, Wish, made
+
+pytest.importorskip("uvicorn", reason='pip install -e ".[serve]"')
+
+from starlette.requests import Request
+
+from minigpt.explorer.completion_request import WITHOUT, CompletionRequest, order_of, parsed
+from minigpt.explorer.guard import Guard, Refused
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +60,7 @@ BAD: list[tuple[int, object, str]] = [
     (400, {**GOOD, "seed": -1}, "seed = -1"),
     (400, {**GOOD, "stop": ""}, "stop string is empty"),
     (400, {**GOOD, "stop": ["a"] * 17}, "at most 16"),
+    (400, {**GOOD, "stop": "a" * 1001}, "at most 1000 characters"),
     (400, {**GOOD, "stop": [1]}, "stop = list"),
     (400, {**GOOD, "stream": "yes"}, "stream = 'yes'"),
     (400, {**GOOD, "stream": True, "logprobs": 1}, "leave out stream"),
@@ -79,6 +91,24 @@ def test_mistakes_get_one_sentence_in_openai_s_shape(api: Api) -> None:
             assert list(answer["error"]) == ["message", "type", "param", "code"]
             assert sentence in answer["error"]["message"] and "\n" not in answer["error"]["message"], answer
     assert api.text()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("\ud800"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+KEYS = st.sampled_from([*CompletionRequest.model_fields, *WITHOUT])
+
+
+@given(content=JSON | st.dictionaries(KEYS, JSON | st.integers(0, 2)), model=st.booleans())
+def test_any_json_is_an_order_or_refused(found: Made, content: Any, model: bool) -> None:
+    if model and isinstance(content, dict):
+        content = {**content, "model": "tiny"}
+    try:
+        order_of(parsed(json.dumps(content).encode()), found.tokenizer, found.tokenizer.vocab_size)
+    except (Refused, UserError) as refused:
+        assert str(refused) and len(str(refused)) < 1000
 
 
 def test_addresses_and_methods_that_are_not_there(api: Api) -> None:
@@ -157,3 +187,25 @@ def test_options_that_are_refused(
     port = ["--port", 0] if "--serve" in words else []
     answer = script(EXPLORE, trained.path, *words, *port)
     assert answer.code == 2 and sentence in answer.err and answer.err.count("\n") == 1, answer.err
+
+
+@pytest.mark.parametrize(
+    ("client", "host", "shown"),
+    [
+        ("127.0.0.1", "127.0.0.1:80", True),
+        ("192.0.2.1", "192.0.2.1:80", True),  # this machine, at the address that it listens at
+        ("192.0.2.7", "192.0.2.1:80", False),
+        ("192.0.2.7", "127.0.0.1:80", False),
+        ("127.0.0.1", "evil.example:80", False),
+        ("no address", "127.0.0.1:80", False),
+    ],
+)
+def test_the_page_is_for_this_machine(client: str, host: str, shown: bool) -> None:
+    headers = [(b"host", host.encode())]
+    request = Request({"type": "http", "client": (client, 5), "server": ("192.0.2.1", 80), "headers": headers})
+    guard = Guard(80, "192.0.2.1", key="k")
+    if shown:
+        guard.check_page(request)
+    else:
+        with pytest.raises(Refused, match="for the machine that serves it"):
+            guard.check_page(request)

@@ -14,7 +14,7 @@ from minigpt.sampling import SamplingOptions
 from minigpt.tokenizer import END, Tokenizer
 
 MOST_TOKENS = 1 << 16  # that a request's prompts may have, and its texts
-MOST_STOPS = 16
+MOST_STOPS, LONGEST_STOP = 16, 1000
 SHOWN = 60  # characters of a wrong value
 # keys of OpenAI's that this model has nothing for, with the values that ask for nothing
 WITHOUT = {"suffix": "", "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
@@ -96,6 +96,8 @@ def order_of(asked: CompletionRequest, tokenizer: Tokenizer, vocab_size: int) ->
     stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop
     if len(stops) > MOST_STOPS:
         raise Refused(400, f"stop: at most {MOST_STOPS} texts are looked for, not {len(stops)}", param="stop")
+    if max(map(len, stops), default=0) > LONGEST_STOP:
+        raise Refused(400, f"stop: a text may have at most {LONGEST_STOP} characters", param="stop")
     return Order(
         prompts,
         n=asked.n,

@@ -44,14 +44,15 @@ class Guard:
             )
         if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
             raise UserError("--api-key: must be letters, digits and signs of ASCII without a space, at least one")
-        names = {HOST, "localhost", *([_in_address(host)] if is_loopback(host) else [])}
-        self.hosts = {f"{name}:{port}" for name in names}
+        self.hosts = {f"{HOST}:{port}", f"localhost:{port}", address(host, port).removeprefix("http://")}
         self.key = key
 
     def check_page(self, request: Request) -> None:
         """Refuse what comes from elsewhere, or was sent to another name than this machine's own."""
-        if not (request.client and is_loopback(request.client.host)) or self._host(request) not in self.hosts:
-            raise Refused(403, "this page is for the machine that serves it: open http://127.0.0.1 there")
+        client, server = request.client, request.scope["server"]
+        here = client is not None and (is_loopback(client.host) or client.host == server[0])
+        if not here or not self._named_rightly(request):
+            raise Refused(403, "this page is for the machine that serves it, at the address that is printed there")
 
     def check_api(self, request: Request) -> None:
         """Refuse what has not the key, where there is one; else what another site or name has sent."""
@@ -62,14 +63,14 @@ class Guard:
                     401, "the key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
                 )
             return
-        if self._host(request) not in self.hosts:
+        if not self._named_rightly(request):
             raise Refused(403, "this server answers to 127.0.0.1 alone", code="foreign_host")
         origin = request.headers.get("Origin")
         if origin is not None and origin.removeprefix("http://") not in self.hosts:
             raise Refused(403, "pages of other sites are not answered", code="foreign_origin")
 
-    def _host(self, request: Request) -> str:
-        return request.headers.get("Host", "")
+    def _named_rightly(self, request: Request) -> bool:
+        return request.headers.get("Host", "") in self.hosts
 
 
 async def whole_body(request: Request, most: int) -> bytes:
@@ -96,8 +97,5 @@ def address(host: str, port: int) -> str:
         anywhere = ipaddress.ip_address(host).is_unspecified
     except ValueError:
         anywhere = False
-    return f"http://{HOST if anywhere else _in_address(host)}:{port}"
-
-
-def _in_address(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    name = HOST if anywhere else f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}"

@@ -23,8 +23,8 @@ class Order:
     n: int
     max_tokens: int
     sampling: SamplingOptions
-    stops: Sequence[str]
     seed: int
+    stops: Sequence[str] = ()
     echo: bool = False
     logprobs: int | None = None  # so many of the likeliest tokens at each place; None: no probability at all
 
