@@ -84,7 +84,7 @@ class App {
     } catch (error) {
       if (error.constructor !== Error) throw error; // a bug, and no sentence for the user
       if (turn !== this.turn) return;
-      this.mistake = error.message;
+      this.mistake = error.key ? this.t(error.key, error.values) : error.message;
       this.stale = true;
     }
     this.tell(changed.add("mistake"));

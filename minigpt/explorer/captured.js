@@ -54,7 +54,8 @@ class Captured {
       body: JSON.stringify({ ids: [...ids], model: this.index }),
     };
     const answer = await fetch(`${this.server.url}/api/trace`, request).catch(() => {
-      throw new Error("The server of this page does not answer: start it again, and reload the page.");
+      const sentence = "The server of this page does not answer: start it again, and reload the page.";
+      throw Object.assign(new Error(sentence), { key: "mistake.server" });
     });
     const content = await answer.json();
     if (!answer.ok) throw new Error(content.error);
