@@ -90,7 +90,7 @@ class Service:
         """The numbers, one text after the other."""
         with self.lock:
             try:
-                return captured_entry(model.form, ids, level=1)
+                return captured_entry(model.form, ids, live=True)
             except UserError as error:
                 raise Refused(422, str(error)) from None
 
