@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,16 @@ from minigpt.checkpoint import find_checkpoint
 from minigpt.explorer.making import Made, Wish, made
 from minigpt.explorer.payload import load_model
 from minigpt.sampling import SamplingOptions
-from minigpt.tokenizer import tokenizer_from_dict
+from minigpt.tokenizer import tokenizer_from_dict, train_tokenizer
 
 pytest.importorskip("uvicorn", reason='pip install -e ".[serve]"')
 
+from minigpt.explorer import completions as completions_file
 from minigpt.explorer import turns
 from minigpt.explorer.completions import Completions
 from minigpt.explorer.orders import Order, Piece, Writer
 from minigpt.explorer.server import Service
+from minigpt.explorer.token_logprobs import shown, text_offsets
 
 ENGINE = "numba" if importlib.util.find_spec("numba") else "numpy"
 
@@ -183,6 +186,21 @@ def test_log_probabilities_are_the_model_s(api: Api, trained: Trained) -> None:
     assert later["text_offset"] == list(range(8))
 
 
+def test_tokens_that_are_parts_of_characters() -> None:
+    tokenizer = train_tokenizer("byte", [])
+    ids = tokenizer.encode("aé").tolist()
+    assert [shown(tokenizer, token) for token in ids] == ["a", "bytes:\\xc3", "bytes:\\xa9"]
+    assert text_offsets(tokenizer, ids, ids) == [0, 1, 1, 2, 3, 3]
+    assert text_offsets(tokenizer, ids[:2], ids[2:]) == [0, 1, 2], "half a character is shown as one"
+
+
+def test_a_text_can_be_scored_alone(api: Api) -> None:
+    written = api.ask({**GOOD, "echo": True, "logprobs": 1})[1]["choices"][0]
+    alone = {**GOOD, "prompt": written["text"], "max_tokens": 0, "echo": True, "logprobs": 1}
+    choice = api.ask(alone)[1]["choices"][0]
+    assert choice["text"] == written["text"] and choice["logprobs"] == written["logprobs"]
+
+
 def test_log_probabilities_beyond_the_context_and_before_a_stop(api: Api, trained: Trained) -> None:
     told = api.ask({**GOOD, "max_tokens": 60, "logprobs": 0, "echo": True})[1]["choices"][0]
     entries, n_token = told["logprobs"], len(told["text"])
@@ -251,6 +269,16 @@ def test_the_work_stops_when_the_client_goes_away(
     before = written
     time.sleep(0.2)
     assert written == before
+
+
+def test_a_client_that_reads_no_more_holds_up_nobody(
+    api: Api, completions: Completions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completions_file, "MOST_SECONDS_TO_TAKE", 0.2)
+    monkeypatch.setattr(completions.writer, "pieces", lambda _order: repeat(Piece(0, "and " * 10_000)))
+    with api.sent({**GOOD, "stream": True}):
+        wait_until(lambda: completions.turns.inside == 1)
+        wait_until(lambda: completions.turns.inside == 0)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows sends no Ctrl-C to another process")

@@ -12,7 +12,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from minigpt.errors import UserError
 from minigpt.explorer.completion_request import CompletionRequest, order_of, parsed
@@ -33,6 +33,7 @@ from minigpt.explorer.turns import Turns
 from minigpt.tokenizer import Tokenizer
 
 LARGEST_BODY = 1 << 20  # bytes
+MOST_SECONDS_TO_TAKE = 60  # that a client may leave a piece of a stream unread, once what lies between is full
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 Out = TypeVar("Out")
@@ -164,15 +165,20 @@ class Answer:
 
 
 class _Stream(StreamingResponse):
-    """Closes what it sends when the connection ends, so that the work stops then."""
+    """Closes what it sends when the connection ends, or takes no more, so that the work stops then."""
 
     def __init__(self, events: AsyncGenerator[str, None]) -> None:
         super().__init__(events, media_type="text/event-stream", headers=HEADERS)
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(MOST_SECONDS_TO_TAKE):
+                await send(message)
+
         async with aclosing(self._events):
-            await super().__call__(scope, receive, send)
+            with suppress(TimeoutError):
+                await super().__call__(scope, receive, send_in_time)
 
 
 async def _unless_gone(request: Request, work: Awaitable[Out]) -> Out:
