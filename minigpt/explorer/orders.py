@@ -11,7 +11,6 @@ from minigpt.normal_form import NormalForm
 from minigpt.plain import PlainEngine
 from minigpt.sampling import Engine, SamplingOptions, Text, WritingEngine, continued, generate_together
 from minigpt.streaming import StopFilter, StreamDecoder
-from minigpt.threads import usual_threads
 from minigpt.tokenizer import Tokenizer
 
 
@@ -92,7 +91,9 @@ class Writer:
         """Loaded with the first text, so that whoever wants the page alone does not wait."""
         if importlib.util.find_spec("numba"):
             try:
-                return compiled_engine(self.form)
+                from minigpt import fast
+
+                return fast.compiled_engine(self.form)
             except Exception as error:  # numba does not suit this NumPy, finds the disk full, ...: there is another way
                 say(f"numba failed ({error}): NumPy goes on")
         return self.reader
@@ -138,14 +139,3 @@ def _grown(engine: Engine | WritingEngine, texts: Sequence[Text]) -> Iterator[tu
     for number, text in enumerate(texts):
         for token in continued(engine, text):
             yield number, token
-
-
-def compiled_engine(form: NormalForm) -> WritingEngine:
-    """The model compiled by numba."""
-    from minigpt import fast
-
-    if not fast.kept_on_disk():
-        say("compiling with numba: once, about 10 s")
-    engine = fast.FastEngine(form, usual_threads())
-    engine.prepare()
-    return engine
