@@ -29,7 +29,8 @@ def _called() -> None:
 
 def about(source: str) -> str:
     """The first sentence of a script's docstring."""
-    return " ".join((ast.get_docstring(ast.parse(source)) or "").partition("\n\n")[0].split())
+    words = " ".join((ast.get_docstring(ast.parse(source)) or "").partition("\n\n")[0].split())
+    return words.partition(". ")[0].removesuffix(".")
 
 
 if __name__ == "__main__":
