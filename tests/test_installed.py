@@ -10,12 +10,13 @@ import pytest
 from running import FOREIGN, GENERATE, ROOT, TRAIN, Script, Trained, environment
 
 from minigpt import shipped
+from minigpt.checkpoint import find_checkpoint
 from minigpt.shipped import config_file
 
 MAIN = ROOT / "minigpt" / "__main__.py"
-WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"][
-    "wheel"
-]
+HATCH = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]
+WHEEL = HATCH["build"]["targets"]["wheel"]
+SHORT = ("--run.name", "tiny", "--run.threads", "1", "--train.max-steps", "2", "--data.source", "story.txt")
 
 
 def test_every_script_is_called_by_its_name(trained: Trained, script: Script) -> None:
@@ -41,10 +42,11 @@ def test_a_shipped_configuration_is_found_from_anywhere(tmp_path: Path, monkeypa
     assert config_file(tiny) == tiny, "one's own comes first"
 
 
-def test_a_run_begins_from_there(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_begins_from_there(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, english: str) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ("--train.max-steps", 2, "--run.threads", 1, "--data.cache-dir", "cache")
-    answer = script(TRAIN, "configs/tiny.toml", *words)
+    (tmp_path / "story.txt").write_text(english, encoding="utf-8")
+    answer = script(TRAIN, "configs/tiny.toml", *SHORT, "--data.cache-dir", "cache")
+    assert find_checkpoint("runs/tiny").config.model.d_model == 32
     assert answer.code == 0 and "next: python scripts/generate.py runs/tiny\n" in answer.out.replace("\\", "/")
 
 
@@ -59,7 +61,8 @@ def test_the_wheel_brings_what_the_package_looks_for() -> None:
     assert shipped.HOME == ROOT and not shipped.INSTALLED
 
 
-def test_laid_out_as_the_wheel_does_it_trains_and_writes(tmp_path: Path) -> None:
+def test_laid_out_as_the_wheel_does_it_trains_and_writes(tmp_path: Path, english: str) -> None:
+    (tmp_path / "story.txt").write_text(english, encoding="utf-8")
     site = tmp_path / "site"
     shutil.copytree(ROOT / "minigpt", site / "minigpt", ignore=shutil.ignore_patterns("__pycache__"))
     for folder in ("configs", "scripts"):
@@ -76,8 +79,8 @@ def test_laid_out_as_the_wheel_does_it_trains_and_writes(tmp_path: Path) -> None
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    told = called("train", "configs/tiny.toml", "--train.max-steps", "2", "--run.threads", "1").replace("\\", "/")
+    told = called("train", "configs/tiny.toml", *SHORT).replace("\\", "/")
     assert "next: minigpt generate runs/tiny\n" in told
-    assert called("generate", "runs/tiny", "--prompt", "The ", "--max-new-tokens", "5").startswith("The ")
+    assert called("generate", "runs/tiny", "--prompt", "the ", "--max-new-tokens", "5").startswith("the ")
     assert list((tmp_path / "home").rglob("tokens.json")), "token files are in the user's cache"
     assert not (site / "minigpt" / "data" / "cache").exists()
