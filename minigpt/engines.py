@@ -9,7 +9,6 @@ from minigpt.errors import UserError
 from minigpt.normal_form import NormalForm, from_checkpoint
 from minigpt.plain import PlainEngine
 from minigpt.sampling import Engine, WritingEngine
-from minigpt.threads import usual_threads
 
 if TYPE_CHECKING:
     from minigpt.network import TorchEngine
@@ -49,7 +48,9 @@ def writing_engine(
     model = from_checkpoint(checkpoint)
     try:
         if engine == "numba" or (engine == "auto" and worth_numba(model, n_token)):
-            return compiled_engine(model)
+            from minigpt import fast
+
+            return fast.compiled_engine(model)
     except Exception as error:  # numba does not suit this NumPy, finds the disk full, ...: there is another way
         if engine == "auto":
             say(f"numba failed ({error}): NumPy goes on")
@@ -69,17 +70,6 @@ def worth_numba(model: NormalForm, n_token: int) -> bool:
     from minigpt import fast
 
     return seconds > WORTH_COMPILING or fast.kept_on_disk()
-
-
-def compiled_engine(model: NormalForm) -> WritingEngine:
-    """The model compiled by numba."""
-    from minigpt import fast
-
-    if not fast.kept_on_disk():
-        say("compiling with numba: once, about 10 s")
-    engine = fast.FastEngine(model, usual_threads())
-    engine.prepare()
-    return engine
 
 
 def _in_torch(checkpoint: Checkpoint, device: str, context_length: int = 0) -> "TorchEngine":
