@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic.fields import FieldInfo
 
 from minigpt.errors import UserError
+from minigpt.shipped import CONFIGS
 
-DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tales.toml"
+DEFAULT_CONFIG = CONFIGS / "tales.toml"
 
 LARGEST = 2**31 - 1  # of every count: what no library chokes on
 Count = Annotated[int, Field(ge=1, le=LARGEST)]

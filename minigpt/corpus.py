@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from minigpt.bpe import learning_bytes
 from minigpt.config import DataConfig
 from minigpt.errors import UserError
+from minigpt.shipped import HOME, INSTALLED
 from minigpt.sources import open_source
 from minigpt.split import TRAIN, Split, Tokens, check_training_part, split_source, usable
 from minigpt.tokenizer import END, Tokenizer, pieces, tokenizer_from_dict, train_tokenizer
@@ -119,11 +120,11 @@ def held_back(corpus: Corpus, data: DataConfig, part: str) -> Tokens:
 
 
 def cache_folder(cache_dir: str) -> Path:
-    """Where token files and downloads go: ``cache_dir``; for "auto" data/cache beside the package if writable."""
+    """Where token files and downloads go: ``cache_dir``; for "auto" data/cache of the checkout if writable."""
     if cache_dir != "auto":
         return Path(os.path.expanduser(cache_dir))  # unlike the method of Path it lets a stranger's ~ be
-    data = Path(__file__).resolve().parent.parent / "data"
-    if (data / "sources.toml").is_file() and os.access(data, os.W_OK):
+    data = HOME / "data"
+    if not INSTALLED and (data / "sources.toml").is_file() and os.access(data, os.W_OK):
         return data / "cache"
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "minigpt" / "cache"

@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from minigpt import compiled, normal_form, packed, plain, sampling
+from minigpt.console import say
 from minigpt.normal_form import Array, NormalForm
 from minigpt.packed import Crew, Desk, Law, Model
 from minigpt.sampling import SamplingOptions, Text
+from minigpt.threads import usual_threads
 
 LONGEST_CHUNK = 128  # tokens written in one call
 CHUNK_WEIGHTS = 128_000_000  # weights read in one call: some milliseconds, so that text comes smoothly
@@ -142,6 +144,15 @@ class FastEngine:
                 return
         self._alone = max(0, self._alone - 1)
         work(Crew.of(1, 0)[0])
+
+
+def compiled_engine(model: NormalForm) -> FastEngine:
+    """The model ready to write; that the first time takes a while is told on stderr."""
+    if not kept_on_disk():
+        say("compiling with numba: once, about 10 s")
+    engine = FastEngine(model, usual_threads())
+    engine.prepare()
+    return engine
 
 
 def kept_on_disk() -> bool:

@@ -39,8 +39,13 @@ def check_writable(option: str, path: Path) -> None:
         UserError: naming the option, if the file can't be written.
     """
     try:
+        there = path.exists()
         path.open("a", encoding="utf-8").close()
+        if not there:
+            path.unlink()
     except OSError as error:
+        if not path.parent.is_dir():
+            raise UserError(f"{option} {path}: can't be written, there is no folder {path.parent}") from None
         raise UserError(f"{option} {path}: can't be written ({error.strerror or error}); name another file") from None
 
 

@@ -111,7 +111,9 @@ def from_checkpoint(checkpoint: Checkpoint) -> NormalForm:
     """
     kind = checkpoint.config.model.kind
     if kind != "gpt":
-        raise UserError(f"{checkpoint.path}: a recurrent network (model.kind = {kind}), and no Transformer")
+        raise UserError(
+            f"{checkpoint.path}: a recurrent network (model.kind = {kind}); only a Transformer can be read here"
+        )
     try:
         model = from_tensors(checkpoint.tensors("model"), checkpoint.config.model, np.float32)
         ids = tokenizer_from_dict(checkpoint.tokenizer).vocab_size

@@ -1,11 +1,16 @@
 """How well a model predicts a text: log-probabilities, ranks, and the mean loss in comparable units. No torch."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+
+from minigpt.errors import UserError
+
+if TYPE_CHECKING:
+    from minigpt.tokenizer import Tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -48,19 +53,37 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True)
-class TokenScores:
-    """For each predicted token: ln p of it, its place among all by probability (1 = the likeliest), and whether it is
-    what the model would say: of equally likely ones the first."""
+class TokenScore:
+    """One predicted token: its text, its id, ln p of it, its place among all by probability (1 = the likeliest)."""
 
+    token: str
+    id: int
+    log_probability: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """For each predicted token: its id, ln p of it, its place among all by probability (1 = the likeliest), and whether
+    it is what the model would say: of equally likely ones the first."""
+
+    token: Array
     log_probability: Array
     rank: Array
     right: Array
 
-    def evaluation(self, predicted: Array, byte_lengths: Array) -> Evaluation:
-        """The mean, given the predicted ids (N,) and the bytes (V,) that each id stands for."""
-        n_byte = int(byte_lengths[predicted].sum())
+    def evaluation(self, byte_lengths: Array) -> Evaluation:
+        """The mean, given the bytes (V,) that each id stands for."""
+        n_byte = int(byte_lengths[self.token].sum())
         loss = float(-self.log_probability.mean())
         return Evaluation(loss, len(self.log_probability), n_byte, float(self.right.mean()))
+
+    def listed(self, tokenizer: "Tokenizer") -> list[TokenScore]:
+        """One by one, with their text."""
+        return [
+            TokenScore(tokenizer.decode([int(token)]), int(token), float(p), int(rank))
+            for token, p, rank in zip(self.token, self.log_probability, self.rank, strict=True)
+        ]
 
 
 def score(reader: Reader, tokens: Array, targets: Array | None = None) -> TokenScores:
@@ -70,10 +93,43 @@ def score(reader: Reader, tokens: Array, targets: Array | None = None) -> TokenS
     With ``targets`` (N,): not the next tokens but what is to be answered after each, where it is not −1.
     """
     answers = tokens[1:] if targets is None else targets[:-1]
-    parts = [_score_window(logits, expected) for logits, expected in _windows(reader, tokens[:-1], answers)]
-    return TokenScores(
-        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("log_probability", "rank", "right"))
-    )
+    return _joined(_score_window(logits, expected) for logits, expected in _windows(reader, tokens[:-1], answers))
+
+
+def score_sliding(reader: Reader, tokens: Array, stride: int) -> TokenScores:
+    """Score the tokens (N,) as Hugging Face's guide "Perplexity of fixed-length models" does.
+
+    Windows of C tokens, the context length, begin at 0, S, 2S, ... until one reaches the end. In each, the tokens that
+    no window before it held are predicted, from all those before them in the window: at least C − S, but for the first
+    window's. The perplexity is e to −Σ ln p ÷ the number of tokens predicted, which are all but the first; with S = C
+    the first of each window has nothing before it and is left out, so that they are fewer than ``score``'s.
+
+    (The code of the guide weights the mean of each window by one token less than it is of, which tells only where
+    windows are few or S is small.)
+
+    Raises:
+        UserError: for a stride that would leave tokens out.
+    """
+    context = reader.context_length
+    if not 1 <= stride <= context:
+        raise UserError(f"--stride = {stride}: must be at least 1 and at most the context, {context}")
+    parts, done = [], 0
+    for begin in range(0, len(tokens), stride):
+        window = tokens[begin : begin + context].astype(np.int64)
+        new = max(done - begin, 1)  # place in the window of the first that is predicted
+        if len(window) > 1:
+            logits = reader.all_logits(window[:-1], reader.new_memory())
+            parts.append(_score_window(logits[new - 1 :], window[new:]))
+        done = begin + len(window)
+        if done == len(tokens):
+            break
+    return _joined(parts)
+
+
+def _joined(parts: Iterable[TokenScores]) -> TokenScores:
+    names = [field.name for field in fields(TokenScores)]
+    arrays = zip(*([getattr(part, name) for name in names] for part in parts), strict=True)
+    return TokenScores(*map(np.concatenate, arrays))
 
 
 def _windows(reader: Reader, tokens: Array, answers: Array) -> Iterator[tuple[Array, Array]]:
@@ -89,4 +145,5 @@ def _score_window(logits: Array, targets: Array) -> TokenScores:
     scores -= scores.max(axis=-1, keepdims=True)
     chosen = np.take_along_axis(scores, targets[:, None], axis=-1)
     log_sum = np.log(np.exp(scores).sum(axis=-1))
-    return TokenScores(chosen[:, 0] - log_sum, (scores > chosen).sum(axis=-1) + 1, scores.argmax(axis=-1) == targets)
+    rank = (scores > chosen).sum(axis=-1) + 1
+    return TokenScores(targets, chosen[:, 0] - log_sum, rank, scores.argmax(axis=-1) == targets)

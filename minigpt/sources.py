@@ -24,8 +24,9 @@ from minigpt.config import DataConfig, nearest, read_toml
 from minigpt.errors import UserError
 from minigpt.reading import encoding_name, is_raw, normalise_newlines, raw_note, read_text, unreadable
 from minigpt.rows import csv_rows, json_rows
+from minigpt.shipped import HOME
 
-SOURCES_FILE = Path(__file__).resolve().parent.parent / "data" / "sources.toml"
+SOURCES_FILE = HOME / "data" / "sources.toml"
 SUFFIXES = (".txt", ".md", ".jsonl", ".csv")  # what is read in a folder; a file named on its own may have any suffix
 CHUNK = 1 << 20  # bytes
 DOWNLOAD_SECONDS = 30.0  # without a byte; pip: in all, times ten

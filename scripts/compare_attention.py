@@ -14,6 +14,7 @@ from importlib import import_module
 from minigpt.cli import parse_options, run_script
 from minigpt.config import nearest
 from minigpt.errors import UserError
+from minigpt.shipped import command as command_here
 
 COMMANDS: dict[str, str] = {
     "examples": "worked examples by every implementation, step by step",
@@ -48,7 +49,7 @@ def main() -> int:
 def overview() -> str:
     """What the parts are for."""
     lines = [f"  {name:<12}{about}" for name, about in COMMANDS.items()]
-    return "\n".join([(__doc__ or "").strip(), "", "python scripts/compare_attention.py PART [--help]", "", *lines])
+    return "\n".join([(__doc__ or "").strip(), "", f"{command_here('compare_attention')} PART [--help]", "", *lines])
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ STRUCTURE = ("steps", "operations", "parallelism", "generation", "gradients", "p
 LEARNING = ("long-range", "parity", "language")
 ROWS = ("steps", "operations", "parallelism", "generation", "long-range", "gradients", "position", "parity", "language")
 KINDS = ("gpt", "rnn", "lstm", "gru")
+DEFAULT_TEXT = "tinyshakespeare"  # left out where it can't be had
 WIDTH = 80
 
 
@@ -74,6 +75,8 @@ def main() -> int:
         stop=stop,
         advance=advance,
     )
+    if "language" in rows and options.text != DEFAULT_TEXT:
+        compare_learning.check_text(options.text, options.cache_dir)
     total = compare_learning.trainings(extent, rows)
     with stop, tqdm(total=total, unit="training", leave=False, disable=None, dynamic_ncols=True) as bar:
         try:
@@ -116,7 +119,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", nargs="+", default=ROWS, metavar="ROW", help="these rows alone")
     parser.add_argument("--kinds", nargs="+", default=("gpt", "lstm"), metavar="KIND", help=f"of {', '.join(KINDS)}")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="trainings of each accuracy (default: 3)")
-    parser.add_argument("--text", default="tinyshakespeare", metavar="SOURCE", help="second text of the row language")
+    parser.add_argument("--text", default=DEFAULT_TEXT, metavar="SOURCE", help="second text of the row language")
     parser.add_argument("--run.dir", default="runs", metavar="DIR", help="folder of the folder of runs")
     parser.add_argument("--run.name", default="compare-recurrent", metavar="NAME", help="that folder's name")
     parser.add_argument("--cache-dir", default="auto", metavar="DIR", help="folder for token files and downloads")
@@ -133,7 +136,9 @@ def chosen(option: str, words: list[str] | tuple[str, ...], known: tuple[str, ..
     """
     for word in words:
         if word not in known:
-            raise UserError(f"{option} {word}: there is none{nearest(word, known)}; known are {', '.join(known)}")
+            guess = nearest(word, known)
+            rest = "" if "known are" in guess else f"; known are {', '.join(known)}"
+            raise UserError(f"{option} {word}: there is none{guess}{rest}")
     return tuple(name for name in known if name in words)
 
 

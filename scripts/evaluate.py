@@ -6,12 +6,18 @@ byte; token by token on request.
   python scripts/evaluate.py runs/bard --source tales  all of another known text
   python scripts/evaluate.py runs/bard --file other.txt
   python scripts/evaluate.py runs/bard --text "To be" --per-token
+  python scripts/evaluate.py runs/bard --stride 32     windows that overlap
   python scripts/evaluate.py runs/bard --verify 200    replay: the same bits?
 
 A run on the embedded stories also tells how often the words that the story
 determines are found; one on a task, how many of its answers are right. All but
 --verify and recurrent networks runs in NumPy. The first token of a text is not
 predicted.
+
+Windows have the context's length and do not overlap. With --stride N one begins
+every N tokens, and what no window before it held is predicted in it, from at
+least the context less N tokens: the perplexity of Hugging Face's guide
+"Perplexity of fixed-length models".
 """
 
 from minigpt.signals import quiet_interrupts
@@ -22,20 +28,18 @@ if __name__ == "__main__":
 import argparse
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
-from minigpt.checkpoint import Checkpoint, find_checkpoint
+from minigpt.checkpoint import find_checkpoint
 from minigpt.cli import parse_options, run_script
 from minigpt.console import counted, say
+from minigpt.engines import reading_engine
 from minigpt.errors import UserError
-from minigpt.normal_form import from_checkpoint
-from minigpt.plain import PlainEngine
-from minigpt.scoring import TokenScores, score
+from minigpt.scoring import TokenScore, score, score_sliding
 from minigpt.tasks import judge
 from minigpt.text_options import PARTS, add_text_options, asked_text
-from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
+from minigpt.tokenizer import tokenizer_from_dict
 
 
 def main() -> int:
@@ -50,10 +54,14 @@ def main() -> int:
         raise UserError(
             f"{name}: {counted(len(tokens), 'token')}; at least 2 are needed, since the first is not predicted"
         )
-    engine = reader_of(checkpoint)
-    scores = score(engine, tokens, asked.targets)
-    predicted = tokens[1:].astype(np.int64) if asked.targets is None else asked.targets[asked.targets >= 0]
-    result = scores.evaluation(predicted, tokenizer.byte_lengths)
+    engine = reading_engine(checkpoint)
+    if options.stride is not None and asked.targets is not None:
+        raise UserError(f"--stride {options.stride}: a task's examples are windows that do not overlap; leave it out")
+    if options.stride is not None:
+        scores = score_sliding(engine, tokens, options.stride)
+    else:
+        scores = score(engine, tokens, asked.targets)
+    result = scores.evaluation(tokenizer.byte_lengths)
     if not math.isfinite(result.loss):
         raise UserError(
             f"{checkpoint.path}: the loss is not finite: this checkpoint is damaged or its training diverged; score an "
@@ -69,16 +77,18 @@ def main() -> int:
         "perplexity": result.perplexity,
         "bits_per_byte": result.bits_per_byte,
     }
+    if options.stride is not None:
+        answer["stride"] = options.stride
     if asked.targets is not None:
         answer["accuracy"] = result.accuracy
     if options.per_token:
-        answer["per_token"] = rows = token_rows(predicted, scores, tokenizer)
+        rows = scores.listed(tokenizer)
+        answer["per_token"] = [asdict(row) for row in rows]
         if not options.json:
             print_rows(rows)
     if not options.json:
-        print(
-            f"{name}, step {checkpoint.step}: {counted(result.n_token, 'token')} in windows of {engine.context_length}"
-        )
+        windows = f"windows of {engine.context_length}{f', one every {options.stride}' if options.stride else ''}"
+        print(f"{name}, step {checkpoint.step}: {counted(result.n_token, 'token')} in {windows}")
         print(f"loss {result.loss:.4f}   perplexity {result.perplexity:.3f}   bits per byte {result.bits_per_byte:.4f}")
         if asked.targets is not None:
             print(f"right: {result.accuracy:.1%} of what the task asks for")
@@ -100,33 +110,18 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--which", default="best", metavar="best|last|STEP", help="checkpoint (default: best)")
     text = add_text_options(parser, text_help="read this text")
     text.add_argument("--verify", type=int, metavar="STEP", help="replay the training up to this checkpoint")
+    parser.add_argument(
+        "--stride", type=int, metavar="N", help="windows that overlap, one every N tokens (default: none overlap)"
+    )
     parser.add_argument("--per-token", action="store_true", help="list each token, its log-probability and rank")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     return parser
 
 
-def reader_of(checkpoint: Checkpoint) -> judge.Model:
-    """The network in NumPy; a recurrent one in torch."""
-    if checkpoint.config.model.kind == "gpt":
-        return PlainEngine(from_checkpoint(checkpoint))
-    from minigpt.assembly import load_model
-    from minigpt.network import TorchEngine
-
-    return TorchEngine(load_model(checkpoint, "cpu"), checkpoint.config.model.context_length)
-
-
-def token_rows(predicted: np.ndarray, scores: TokenScores, tokenizer: Tokenizer) -> list[dict[str, object]]:
-    """One dictionary a predicted token."""
-    return [
-        {"token": tokenizer.decode([int(token)]), "id": int(token), "log_probability": float(p), "rank": int(rank)}
-        for token, p, rank in zip(predicted, scores.log_probability, scores.rank, strict=True)
-    ]
-
-
-def print_rows(rows: list[dict[str, object]]) -> None:
+def print_rows(rows: list[TokenScore]) -> None:
     print(f"{'token':<24}{'ln p':>9}{'rank':>7}")
     for row in rows:
-        print(f"{row['token']!r:<24}{row['log_probability']:>9.3f}{row['rank']:>7}")
+        print(f"{row.token!r:<24}{row.log_probability:>9.3f}{row.rank:>7}")
 
 
 def verify(options: argparse.Namespace) -> int:

@@ -9,6 +9,10 @@ any browser. Of a small model (a million parameters at most) it carries the
 weights, and computes whatever is typed; of a larger one it carries what the
 model did with some texts, unless --serve computes on this machine. --demo
 trains a tiny model first, in less than a minute.
+
+--serve also answers OpenAI's clients, at http://127.0.0.1:8765/v1: completions,
+as text comes or at once. Other machines reach that (not the page) with --host
+0.0.0.0 and a key; nothing is encrypted.
 """
 
 from minigpt.signals import quiet_interrupts
@@ -17,6 +21,7 @@ if __name__ == "__main__":
     quiet_interrupts()  # before the imports below, which take their time
 
 import argparse
+import os
 from pathlib import Path
 
 from minigpt.cli import parse_options, run_script
@@ -60,6 +65,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--export", type=Path, metavar="FILE", help="write the page to this file")
     parser.add_argument("--serve", action="store_true", help="show the page on this machine until Ctrl-C")
     parser.add_argument("--port", type=int, metavar="N", help=f"with --serve (default: {PORT}; 0: any that is free)")
+    parser.add_argument(
+        "--host", metavar="ADDRESS", help="with --serve: listen at this address (default: this machine alone)"
+    )
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="with --serve: what /v1 asks for (default: $MINIGPT_API_KEY, or nothing)"
+    )
     parser.add_argument("--open", action="store_true", help="with --serve: open it in the browser")
     parser.add_argument("--demo", action="store_true", help="without a run: train a tiny model on the tales first")
     parser.add_argument(
@@ -87,8 +98,9 @@ def check_options(options: argparse.Namespace) -> None:
         raise UserError("say what to do with the page: --export FILE writes it, --serve shows it; give one of them")
     if bool(options.run) == options.demo:
         raise UserError("give a run's folder or a checkpoint file, or --demo, and not both")
-    if not options.serve and (options.open or options.port is not None):
-        raise UserError("--port and --open belong to --serve")
+    of_serving = (options.port, options.host, options.api_key, options.open or None)
+    if not options.serve and any(option is not None for option in of_serving):
+        raise UserError("--port, --host, --api-key and --open belong to --serve")
     if options.text and options.file:
         raise UserError("--text and --file: give one of them")
     if options.demo and (options.compare or options.which != "best"):
@@ -105,13 +117,16 @@ def prepared(options: argparse.Namespace, wish: Wish) -> Made:
 
 
 def serve(options: argparse.Namespace, wish: Wish) -> None:
-    """Serve the page."""
+    """Serve the page, and the model for OpenAI's clients."""
     try:
-        from minigpt.explorer import server
+        from minigpt.explorer import guard, server
     except ModuleNotFoundError as error:
         raise UserError(f"--serve needs {error.name}, which is not here: pip install starlette uvicorn") from None
-    with server.listening(PORT if options.port is None else options.port) as listener:
-        server.serve(prepared(options, wish), listener, browser=options.open)
+    host = guard.HOST if options.host is None else options.host
+    key = (os.environ.get("MINIGPT_API_KEY") or None) if options.api_key is None else options.api_key
+    with server.listening(PORT if options.port is None else options.port, host) as listener:
+        watch = guard.Guard(listener.getsockname()[1], host, key)
+        server.serve(prepared(options, wish), listener, watch, browser=options.open)
 
 
 if __name__ == "__main__":

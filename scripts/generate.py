@@ -17,32 +17,21 @@ if __name__ == "__main__":
     quiet_interrupts()  # before the imports below, which take their time
 
 import argparse
-import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from minigpt.checkpoint import Checkpoint, find_checkpoint
+from minigpt.checkpoint import find_checkpoint
 from minigpt.cli import parse_options, run_script, unescape
-from minigpt.console import visible
+from minigpt.console import say, visible
+from minigpt.engines import writing_engine
 from minigpt.errors import UserError
 from minigpt.reading import normalise_newlines
-from minigpt.sampling import Engine, SamplingOptions, Text, WritingEngine, continued, generate_together
-from minigpt.streaming import StopFilter, StreamDecoder
-from minigpt.threads import usual_threads
-from minigpt.tokenizer import END, Tokenizer, tokenizer_from_dict
-from minigpt.unseen import as_read, encoded
+from minigpt.sampling import SamplingOptions, WritingEngine
+from minigpt.tokenizer import tokenizer_from_dict
+from minigpt.unseen import as_read
+from minigpt.writing import Sample, Writer
 
-if TYPE_CHECKING:
-    from minigpt.normal_form import NormalForm
-
-# What NumPy needs for a token, measured on two cores of an AMD EPYC: so long at least, and so long for each weight.
-NUMPY_SECONDS, NUMPY_SECONDS_PER_WEIGHT = 2.4e-4, 2.6e-10
-# A text for which it needs longer is worth loading compiled code (0.5 s), or compiling it (5 to 10 s).
-WORTH_LOADING, WORTH_COMPILING = 1.0, 10.0
 MANY_TOKENS = 10**9  # nobody needs to know how many more
 
 
@@ -59,7 +48,8 @@ def main() -> None:
     checkpoint = find_checkpoint(options.run, options.which)
     tokenizer = tokenizer_from_dict(checkpoint.tokenizer, unseen=options.unseen)
     writer = Writer(tokenizer, law, options.max_new_tokens, stops, options.seed)
-    writer.engine = load_engine(checkpoint, options)
+    n_token = min(options.max_new_tokens * options.num_samples, MANY_TOKENS)
+    writer.engine = writing_engine(checkpoint, n_token, engine=options.engine, device=options.device)
     if options.interactive:
         converse(writer)
         return
@@ -108,157 +98,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@dataclass
-class Sample:
-    """One text as it comes."""
-
-    seed: int
-    decoder: StreamDecoder
-    stop: StopFilter
-    tokens: list[int] = field(default_factory=list)
-    pieces: Iterable[str] = ()
-
-    def push(self, token: int) -> str:
-        """What may be shown with this id."""
-        self.tokens.append(token)
-        return self.stop.push(self.decoder.push(token))
-
-    def flush(self) -> str:
-        """What was held back, when no more comes."""
-        return "" if self.stop.met else self.stop.push(self.decoder.flush()) + self.stop.flush()
-
-
-class Writer:
-    """A model with all that decides its text but the prompt."""
-
-    engine: Engine | WritingEngine  # set last: to load it takes a while, and the rest may be refused
-
-    def __init__(
-        self, tokenizer: Tokenizer, sampling: SamplingOptions, max_new_tokens: int, stops: list[str], seed: int
-    ) -> None:
-        if max_new_tokens < 0:
-            raise UserError(f"--max-new-tokens = {max_new_tokens}: must be at least 0")
-        self.tokenizer, self.sampling, self.max_new_tokens = tokenizer, sampling, max_new_tokens
-        self.stops, self.seed = stops, seed
-        self._text([END], self._sample(0))  # refuses what can't be
-
-    def write(self, prompt: str, number: int = 0) -> Sample:
-        """The text that goes on from the prompt, each piece as soon as it is certain."""
-        sample = self._sample(number)
-        sample.pieces = self._pieces(self._prompt_ids(prompt, say if number == 0 else unsaid), sample)
-        return sample
-
-    def write_together(self, engine: WritingEngine, prompt: str, n_sample: int) -> Iterator[Sample]:
-        """Several, to be read in their order: they grow side by side, and what comes of later ones waits."""
-        prompt_ids, at_once = self._prompt_ids(prompt, say), engine.texts_at_once
-        for first in range(0, n_sample, at_once):
-            samples = [self._sample(number) for number in range(first, min(first + at_once, n_sample))]
-            texts, waiting = [self._text(prompt_ids, sample) for sample in samples], [list[str]() for _ in samples]
-            events = generate_together(engine, texts)
-            for number, sample in enumerate(samples):
-                sample.pieces = self._in_turn(number, samples, texts, waiting, events)
-                yield sample
-
-    def _in_turn(
-        self,
-        number: int,
-        samples: list[Sample],
-        texts: list[Text],
-        waiting: list[list[str]],
-        events: Iterator[tuple[int, int]],
-    ) -> Iterator[str]:
-        while True:
-            yield from waiting[number]
-            waiting[number].clear()
-            if texts[number].left == 0 or not (event := next(events, None)):
-                break
-            other, token = event
-            waiting[other].append(samples[other].push(token))
-            if samples[other].stop.met:
-                texts[other].left = 0
-        yield samples[number].flush()
-
-    def _sample(self, number: int) -> Sample:
-        return Sample(self.seed + number, StreamDecoder(self.tokenizer), StopFilter(self.stops))
-
-    def _text(self, prompt_ids: list[int], sample: Sample) -> Text:
-        return Text.begin(
-            prompt_ids,
-            max_new_tokens=self.max_new_tokens,
-            options=self.sampling,
-            seed=sample.seed,
-            banned=self.tokenizer.undefined_ids,
-        )
-
-    def _pieces(self, prompt_ids: list[int], sample: Sample) -> Iterator[str]:
-        for token in continued(self.engine, self._text(prompt_ids, sample)):
-            yield sample.push(token)
-            if sample.stop.met:
-                return
-        yield sample.flush()
-
-    def _prompt_ids(self, prompt: str, tell: Callable[[str], None]) -> list[int]:
-        ids = encoded(self.tokenizer, prompt, tell).tolist() or [END]
-        seen = self.engine.context_length
-        if len(ids) > seen:
-            tell(f"the prompt has {len(ids)} tokens: the model sees the last {seen} at most")
-        return ids
-
-
-# ── engines ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def load_engine(checkpoint: Checkpoint, options: argparse.Namespace) -> Engine | WritingEngine:
-    """The model in NumPy or, for long texts, compiled; in torch if asked for or away from the CPU."""
-    if options.engine in ("numpy", "numba") and options.device != "cpu":
-        raise UserError(f"--engine {options.engine} runs on the CPU alone: leave out --device {options.device}")
-    kind = checkpoint.config.model.kind
-    if kind != "gpt" and options.engine in ("numpy", "numba"):
-        raise UserError(f"--engine {options.engine} runs Transformers alone; {kind} takes --engine torch, or none")
-    if options.engine == "torch" or options.device != "cpu" or kind != "gpt":
-        from minigpt.assembly import load_model
-        from minigpt.network import TorchEngine
-
-        return TorchEngine(load_model(checkpoint, options.device))
-    from minigpt.normal_form import from_checkpoint
-    from minigpt.plain import PlainEngine
-
-    model, n_token = from_checkpoint(checkpoint), min(options.max_new_tokens * options.num_samples, MANY_TOKENS)
-    try:
-        if options.engine == "numba" or (options.engine == "auto" and worth_numba(model, n_token)):
-            return compiled_engine(model)
-    except Exception as error:  # numba does not suit this NumPy, finds the disk full, ...: there is another way
-        if options.engine == "auto":
-            say(f"numba failed ({error}): NumPy goes on")
-        elif isinstance(error, ImportError):
-            raise UserError(f"--engine numba: {error}; pip install numba, or leave the option out") from None
-        else:
-            raise
-    return PlainEngine(model)
-
-
-def worth_numba(model: "NormalForm", n_token: int) -> bool:
-    """Whether numba is there and saves more time than it costs to begin with."""
-    n_weight = model.head.size + sum(array.size for array in model.layers)
-    seconds = n_token * max(NUMPY_SECONDS, NUMPY_SECONDS_PER_WEIGHT * n_weight)
-    if seconds < WORTH_LOADING or not importlib.util.find_spec("numba"):
-        return False
-    from minigpt import fast
-
-    return seconds > WORTH_COMPILING or fast.kept_on_disk()
-
-
-def compiled_engine(model: "NormalForm") -> WritingEngine:
-    """The model compiled by numba."""
-    from minigpt import fast
-
-    if not fast.kept_on_disk():
-        say("compiling with numba: once, about 10 s")
-    engine = fast.FastEngine(model, usual_threads())
-    engine.prepare()
-    return engine
-
-
 # ── showing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -300,14 +139,6 @@ def converse(writer: Writer) -> None:
 def show(text: str) -> None:
     """Write at once what has come; a terminal gets no control characters, a file or a pipe every character."""
     print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
-
-
-def say(sentence: str) -> None:
-    print(sentence, file=sys.stderr)
-
-
-def unsaid(_sentence: str) -> None:
-    """For what has been said before."""
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from minigpt.config import DEFAULT_CONFIG, merge, read_toml, validate
 from minigpt.console import say
 from minigpt.errors import UserError
 from minigpt.files import check_writable, safe_name, write_whole
+from minigpt.shipped import config_file
 from minigpt.studies import sweep
 from minigpt.studies.measure import table
 
@@ -65,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def train(options: argparse.Namespace) -> int:
     """The grid."""
-    file = options.config or DEFAULT_CONFIG
+    file = config_file(options.config or DEFAULT_CONFIG)
     common = merge(read_toml(file), config_overrides(options))
     run = validate({"run": common.get("run", {})}).run
     folder = Path(run.dir) / safe_name(run.name or f"{file.stem}-sweep")

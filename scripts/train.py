@@ -23,6 +23,7 @@ from minigpt.cli import add_config_options, config_overrides, parse_options, run
 from minigpt.config import DEFAULT_CONFIG, merge, read_toml, validate
 from minigpt.errors import UserError
 from minigpt.run import as_word
+from minigpt.shipped import command, config_file
 
 
 def main() -> int:
@@ -41,6 +42,8 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="tell the plan and what it costs here, and stop")
     add_config_options(parser)
     options = parse_options(parser)
+    if options.config:
+        options.config = config_file(options.config)
     overrides = config_overrides(options)
     if options.config and (options.resume or options.init_from):
         raise UserError(f"{options.config}: --resume and --init-from bring their own settings; leave the file out")
@@ -83,10 +86,10 @@ def main() -> int:
     if outcome.last_word:
         print(outcome.last_word)
     if stop():
-        print(f"interrupted and saved; go on with: python scripts/train.py --resume {as_word(path)}")
+        print(f"interrupted and saved; go on with: {command('train')} --resume {as_word(path)}")
     else:
-        print(f"next: python scripts/generate.py {as_word(path)}")
-        print(f"      python scripts/evaluate.py {as_word(path)}")
+        print(f"next: {command('generate')} {as_word(path)}")
+        print(f"      {command('evaluate')} {as_word(path)}")
         print(f"      tensorboard --logdir {as_word(path.parent)}")
     return stop.exit_code
 

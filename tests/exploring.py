@@ -3,15 +3,22 @@
 import base64
 import json
 import re
+import threading
 import zlib
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from running import ROOT
 
 from minigpt.explorer import making, payload
+from minigpt.explorer.making import Made
 from minigpt.normal_form import Array
+
+if TYPE_CHECKING:
+    from minigpt.explorer.server import Service
 
 EXPLORE, COMPARE = (ROOT / "scripts" / f"{name}.py" for name in ("explore", "compare_attention"))
 IDS = np.array([3, 1, 4, 1, 5, 9, 2, 6])
@@ -47,3 +54,20 @@ def lower_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on a model of a few thousand parameters is too large for a page to carry."""
     monkeypatch.setattr(making, "PARAMETERS", 100)
     monkeypatch.setattr(payload, "PARAMETERS", 100)
+
+
+@contextmanager
+def serving(found: Made, key: str | None = None) -> Iterator[tuple["Service", int]]:
+    """A server in this process, and its port."""
+    uvicorn = pytest.importorskip("uvicorn", reason='pip install -e ".[serve]"')
+    from minigpt.explorer import guard, server
+
+    with server.listening(0) as listener:
+        port = listener.getsockname()[1]
+        service = server.Service(found, guard.Guard(port, key=key))
+        running = uvicorn.Server(uvicorn.Config(service.app(), log_config=None, lifespan="off"))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield service, port
+        running.should_exit = True
+        thread.join()

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exploring import EXPLORE, IDS, lower_limits, numbers, payload_in
+from exploring import EXPLORE, IDS, lower_limits, numbers, payload_in, serving
 from running import Script, Trained, command, environment
 
 from minigpt import plain
@@ -49,18 +48,8 @@ class Client:
 @pytest.fixture
 def client(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     lower_limits(monkeypatch)
-    uvicorn = pytest.importorskip("uvicorn", reason='pip install -e ".[serve]"')
-    from minigpt.explorer import server
-
-    with server.listening(0) as listener:
-        port = listener.getsockname()[1]
-        service = server.Service(made(trained.path, Wish(live=True)), port)
-        running = uvicorn.Server(uvicorn.Config(service.app(), log_config=None, lifespan="off"))
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
-        thread.start()
+    with serving(made(trained.path, Wish(live=True))) as (service, port):
         yield Client(port, service.token)
-        running.should_exit = True
-        thread.join()
 
 
 def test_the_server_answers_its_own_page(client: Client, trained: Trained) -> None:
@@ -134,6 +123,7 @@ def test_it_ends_in_one_line(trained: Trained) -> None:
         assert process.stdout
         found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/ \(Ctrl-C ends\)\n", process.stdout.readline())
         assert found
+        assert process.stdout.readline() == f"http://127.0.0.1:{found[1]}/v1 for OpenAI's clients, model tiny\n"
         status, text = Client(int(found[1]), "").page()
         assert status == 200 and len(payload_in(text)["models"]) == 2 and "connect-src 'none'" in text
         process.send_signal(signal.SIGINT)

@@ -211,3 +211,39 @@ def test_the_worked_examples_need_no_model(browser: Any, tmp_path: Path) -> None
 
 def test_the_numbers_of_a_tab_are_json(opened: Any) -> None:
     assert json.loads(opened.evaluate("() => document.getElementById('payload').textContent"))["format"] == 1
+
+
+def test_an_address_of_nonsense_does_no_harm(opened: Any) -> None:
+    address = opened.url.partition("#")[0]
+    for nonsense in (
+        "lang=ja_JP",
+        "lang=__proto__",
+        "held=1&drawn=9999999999&seed=" + 30 * "9",
+        "row=1e9&layer=-4&step=x",
+    ):
+        opened.goto(f"{address}#{nonsense}")
+        opened.reload()
+        opened.wait_for_function("window.app && app.trace")
+        assert opened.locator("#next tbody tr").count() > 5
+
+
+def test_numbers_of_a_text_that_can_not_be_read_are_told_to_be_the_last_one_s(opened: Any) -> None:
+    opened.fill("#text", "")
+    opened.wait_for_selector("body.stale")
+    assert strings("en")["stale"] in opened.inner_text("#tokens .mistake")
+    opened.fill("#text", "the")
+    opened.wait_for_selector("body:not(.stale)")
+    assert opened.inner_text("#tokens .mistake") == ""
+
+
+def test_a_head_that_is_off_is_shown_as_off(opened: Any) -> None:
+    opened.evaluate("() => app.set({ tab: 'compare', compare: 'change', changes: '0.0=off' })")
+    opened.wait_for_function("document.querySelectorAll('#compare canvas.map').length === 3")
+    opened.evaluate("() => document.querySelectorAll('#compare details').forEach((each) => (each.open = true))")
+    opened.wait_for_timeout(100)
+    tables = opened.locator("#compare figure table").all() or opened.locator("#compare table").all()
+    sums = [
+        sum(map(abs, (float(x.replace("−", "-")) for x in re.findall(r"[−-]?\d\.\d+", each.inner_text()))))
+        for each in tables
+    ]
+    assert any(total == 0 for total in sums), sums

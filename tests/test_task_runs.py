@@ -87,6 +87,7 @@ def test_a_run_learns_and_is_judged(task: Tables, script: Script) -> None:
     ablated = script(COMPARE, "ablate", run, "--method", "zero", "--json").json
     assert ablated["loss"] == pytest.approx(found["loss"], abs=0.02), "the answers alone, of whole examples"
     assert max(row["change"]["mean"] for row in ablated["effects"]) > 0.05
+    assert "--stride 5: a task's examples" in script(EVALUATE, run, "--stride", 5).err
     assert "--length = 5: a task's examples have 10 tokens" in script(COMPARE, "ablate", run, "--length", 5).err
 
     links = script(COMPARE, "links", run, "--texts", 5, "--fresh", 1, "--json").json

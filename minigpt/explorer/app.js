@@ -5,7 +5,7 @@
 class App {
   static KINDS = {
     layer: Number, head: Number, row: Number, key: Number, step: Number, model: Number,
-    seed: Number, drawn: Number, held: Number, all: Number, part: Number, other: Number, frame: Number,
+    drawn: Number, held: Number, all: Number, part: Number, other: Number, frame: Number,
   };
 
   constructor(payload, engines, tokenizer, views) {
@@ -18,6 +18,7 @@ class App {
       lang: payload.lang, text: payload.text, model: 0, layer: 0, head: 0, row: -1, key: -1, step: 1,
       ...this.fromAddress(),
     };
+    this.clamp();
   }
 
   get engine() {
@@ -73,6 +74,7 @@ class App {
       const trace = kept.length ? await this.engine.trace(kept) : null;
       if (turn !== this.turn) return; // a later text is on its way
       if (!trace) this.mistake = this.t("empty");
+      this.stale = !trace;
       const followed = this.trace ? this.state.row === this.trace.length - 1 : this.state.row < 0;
       if (trace) {
         this.trace = trace;
@@ -82,7 +84,8 @@ class App {
     } catch (error) {
       if (error.constructor !== Error) throw error; // a bug, and no sentence for the user
       if (turn !== this.turn) return;
-      this.mistake = error.message;
+      this.mistake = error.key ? this.t(error.key, error.values) : error.message;
+      this.stale = true;
     }
     this.tell(changed.add("mistake"));
   }
@@ -114,7 +117,8 @@ class App {
 
   /** Numbers that came from the address may be out of range. */
   clamp() {
-    const { state, engine, trace } = this;
+    const { state, engine, trace, payload } = this;
+    if (!Object.hasOwn(payload.strings, state.lang)) state.lang = payload.lang;
     if (!engine) return;
     const within = (x, n) => Math.max(0, Math.min(n - 1, x));
     state.model = within(state.model, this.engines.length);

@@ -107,8 +107,9 @@ def lower_triangle(maps: Array) -> Array:
     return maps[..., *np.tril_indices(maps.shape[-1])]
 
 
-def captured_entry(model: NormalForm, ids: Sequence[int] | Array, level: int = 9) -> dict[str, Any]:
-    """What ``captured.js`` reads of one text; ``level`` is that of the compression, 1 for haste."""
+def captured_entry(model: NormalForm, ids: Sequence[int] | Array, *, live: bool = False) -> dict[str, Any]:
+    """What ``captured.js`` reads of one text; ``live``: in haste and whole, not for a file that is to stay small."""
+    level = 1 if live else 9
     found = capture(model, ids)
     return {
         "ids": [int(token) for token in found.ids],
@@ -116,15 +117,15 @@ def captured_entry(model: NormalForm, ids: Sequence[int] | Array, level: int = 9
         "key": blob(found.key, "<f4", level),
         "value": blob(found.value, "<f4", level),
         "weights": blob(lower_triangle(found.weights), "<f2", level),
-        "logits": _logits(found.logits, level),
+        "logits": _logits(found.logits, level, whole=live),
         "losses": blob(_losses(found), "<f4", level),
         "guesses": _guesses(found, model, level),
     }
 
 
-def _logits(logits: Array, level: int) -> dict[str, Any]:
+def _logits(logits: Array, level: int, *, whole: bool) -> dict[str, Any]:
     """All, or the largest of each place with their ids and the logarithm of Σ exp over all."""
-    if logits.size <= ALL_LOGITS or logits.shape[1] <= LARGEST_LOGITS:
+    if whole or logits.size <= ALL_LOGITS or logits.shape[1] <= LARGEST_LOGITS:
         return {"values": blob(logits, "<f4", level)}
     ids = _largest(logits, LARGEST_LOGITS)
     values = np.take_along_axis(logits, ids, axis=1)

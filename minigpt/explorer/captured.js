@@ -48,10 +48,14 @@ class Captured {
   }
 
   async ask(ids) {
-    const answer = await fetch(`${this.server.url}/api/trace`, {
+    const request = {
       method: "POST",
       headers: { "Content-Type": "application/json", "X-Explorer-Token": this.server.token },
       body: JSON.stringify({ ids: [...ids], model: this.index }),
+    };
+    const answer = await fetch(`${this.server.url}/api/trace`, request).catch(() => {
+      const sentence = "The server of this page does not answer: start it again, and reload the page.";
+      throw Object.assign(new Error(sentence), { key: "mistake.server" });
     });
     const content = await answer.json();
     if (!answer.ok) throw new Error(content.error);
@@ -114,15 +118,20 @@ class Captured {
       return Float32Array.from(sum);
     }
 
-    /** All logits; where the largest alone are kept, the rest share what probability is left alike. */
+    /** All logits; where the largest alone were captured, NaN for the others. */
     logits(t) {
       const size = this.sizes.vocab_size, kept = this.largest.length / this.length;
       const values = this.largest.subarray(t * kept, (t + 1) * kept);
       if (!this.largestIds) return values;
-      const rest = 1 - values.reduce((sum, x) => sum + Math.exp(x - this.totals[t]), 0);
-      const all = new Float32Array(size).fill(this.totals[t] + Math.log(Math.max(rest, 1e-30) / (size - kept)));
+      const all = new Float32Array(size).fill(NaN);
       values.forEach((x, i) => (all[this.largestIds[t * kept + i]] = x));
       return all;
+    }
+
+    /** The model's distribution; NaN where the logit was not captured. */
+    shares(t) {
+      const logits = this.logits(t);
+      return this.totals ? Float64Array.from(logits, (x) => Math.exp(x - this.totals[t])) : Attention.softmax(Array.from(logits));
     }
 
     guesses(depth, t, n) {

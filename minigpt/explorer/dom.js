@@ -50,7 +50,7 @@ const Dom = {
     if (!Number.isFinite(x)) return x === -Infinity ? "−∞" : x === Infinity ? "∞" : "–";
     const size = Math.abs(x);
     const text = size !== 0 && (size < 0.5 * 10 ** -places || size >= 1e6) ? x.toExponential(2) : x.toFixed(places);
-    return text.replace("-", "−");
+    return text.replaceAll("-", "−");
   },
 
   percent(x, places = 1) {

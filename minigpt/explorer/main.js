@@ -11,7 +11,10 @@ const Main = {
     document.title = payload.title;
     window.app = app; // for whoever looks in from the console, and for tests
     Main.layOut(app);
-    app.onchange = (changed) => (changed.has("lang") ? Main.layOut(app) : changed.has("tab") && Main.turnTo(app));
+    app.onchange = (changed) => {
+      document.body.classList.toggle("stale", Boolean(app.stale && app.trace));
+      return changed.has("lang") ? Main.layOut(app) : changed.has("tab") && Main.turnTo(app);
+    };
     addEventListener("hashchange", () => app.set(app.fromAddress()));
     addEventListener("keydown", (event) => Main.press(app, event));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => app.tell(new Set(["trace"])));

@@ -49,10 +49,11 @@ class Wish:
 
 @dataclass(frozen=True)
 class Made:
-    """A payload, and the models it is of."""
+    """A payload, and the models it is of, which share their tokenizer."""
 
     payload: Payload
     models: Sequence[Model]
+    tokenizer: Tokenizer
 
 
 def made(run: Path, wish: Wish) -> Made:
@@ -83,7 +84,7 @@ def made(run: Path, wish: Wish) -> Made:
         add_before(payload, before)
     if shown.captured:
         say(told_captured(chosen, ids, payload))
-    return Made(payload, models)
+    return Made(payload, models, tokenizer)
 
 
 def explore(run: str | Path, wish: Wish | None = None) -> Page:

@@ -280,6 +280,11 @@ const Model = (() => {
       return (this.#logits[t] ??= this.#logitsAfter(this.#stream.length - 1, t));
     }
 
+    /** The model's distribution (V,) of the next token. */
+    shares(t) {
+      return Attention.softmax(Array.from(this.logits(t)));
+    }
+
     #logitsAfter(depth, t) {
       const D = this.#model.sizes.d_model;
       return this.#model.logitsOf(this.#stream[depth].subarray(t * D, (t + 1) * D));

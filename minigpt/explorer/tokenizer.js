@@ -49,7 +49,7 @@ const Tokenizer = (() => {
     const rest = characters.length - shown.length;
     const list = shown.join(", ") + (rest ? ` and ${rest} more` : "");
     const sentence = `characters that the tokenizer has never seen: ${list}; remove them`;
-    return Object.assign(new Error(sentence), { characters });
+    return Object.assign(new Error(sentence), { characters, key: "mistake.unseen", values: { list: shown.join(" ") + (rest ? " …" : "") } });
   }
 
   class Tokenizer {

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from minigpt.assembly import restored
 from minigpt.checkpoint import find_checkpoint
-from minigpt.config import merge
+from minigpt.config import merge, validate
+from minigpt.corpora import corpus_of
 from minigpt.corpus import evaluation_batches
 from minigpt.errors import TrainingStopped, UserError
 from minigpt.files import safe_name
@@ -200,6 +201,14 @@ def language(extent: Extent, chosen: Mapping[str, float]) -> Row:
         numbers,
         "Small networks, one seed, short trainings by characters: which is ahead here need not be so at another size.",
     )
+
+
+def check_text(source: str, cache_dir: str) -> None:
+    """Better told now than after the trainings before. Raises UserError if the text can't be read."""
+    try:
+        corpus_of(validate(merge(text(source, 1).tables, {"data": {"cache_dir": cache_dir}})))
+    except UserError as error:
+        raise UserError(f"--text {source}: {error}") from None
 
 
 def texts(extent: Extent) -> list[str]:

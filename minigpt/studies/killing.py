@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minigpt.checkpoint import last, list_checkpoints
-from minigpt.config import DEFAULT_CONFIG
 from minigpt.errors import UserError
+from minigpt.shipped import SCRIPTS
 from minigpt.tasks import tales
 
-TRAIN = DEFAULT_CONFIG.parent.parent / "scripts" / "train.py"
+TRAIN = SCRIPTS / "train.py"
 MAX_STEPS = 600
 TEXT_LENGTH = 100_000  # characters; the steps go round it more than once, whatever the tokenizer
 COMMON = {

@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 from minigpt.assembly import load_model
 from minigpt.checkpoint import find_checkpoint, save_checkpoint
 from minigpt.cli import add_config_options, config_overrides, parse_options, unescape
-from minigpt.config import DEFAULT_CONFIG, Config, DataConfig, section_class, to_toml, validate
+from minigpt.config import Config, DataConfig, section_class, to_toml, validate
 from minigpt.corpus import batch, open_corpus
 from minigpt.launch import saved_progress
 from minigpt.model import GPT
 from minigpt.normal_form import from_checkpoint
 from minigpt.plain import PlainEngine
 from minigpt.sampling import SamplingOptions, distribution, draw, generate
+from minigpt.shipped import SCRIPTS
 from minigpt.tokenizer import tokenizer_from_dict, train_tokenizer
 from minigpt.training import Progress
 
-SCRIPTS = DEFAULT_CONFIG.parent.parent / "scripts"
 KEYS = [(t, k) for t, section in Config.model_fields.items() for k in section_class(section).model_fields]
 
 # ── values ─────────────────────────────────────────────────────────────────────────────────────────────────────

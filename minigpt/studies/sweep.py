@@ -112,10 +112,15 @@ def run_cells(
         UserError: before anything is trained, for settings that a cell can't have, or that its run had otherwise.
     """
     seen: dict[str, Cell] = {}
+    notes: dict[str, None] = {}
     for cell in todo:
-        config = check_cell(cell, common, folder).with_values(run={"name": ""})
+        config, told_of_it = check_cell(cell, common, folder)
+        notes |= dict.fromkeys(told_of_it)
+        config = config.with_values(run={"name": ""})
         if (same := seen.setdefault(config.model_dump_json(), cell)) is not cell:
             raise UserError(f"{cell.name}: is {same.name} once more; give different values")
+    for note in notes:
+        say(note)
     results = []
     for number, cell in enumerate(todo, 1):
         if stop():
@@ -131,8 +136,11 @@ def run_cells(
     return results
 
 
-def check_cell(cell: Cell, common: Mapping[str, Any], folder: Path) -> Config:
-    """The cell's configuration. Refuses settings that no run can have, and a run of that name with other settings."""
+def check_cell(cell: Cell, common: Mapping[str, Any], folder: Path) -> tuple[Config, Sequence[str]]:
+    """The cell's configuration, and what is to be said of its task.
+
+    Refuses settings that no run can have, and a run of that name with other settings.
+    """
     from minigpt.machine import machine_choices  # torch: a second that a mistake in the options need not wait for
 
     try:
@@ -140,20 +148,21 @@ def check_cell(cell: Cell, common: Mapping[str, Any], folder: Path) -> Config:
         if config.train.minutes:
             raise UserError("train.minutes chooses a network for each run; a sweep compares given ones by max_steps")
         machine_choices(config)
-        few = {"examples": 1, "held_out": 1} if is_task(config.data.source) else {}
-        corpus_of(config.with_values(task=few))
+        task = is_task(config.data.source)
+        corpus = corpus_of(config.with_values(task={"examples": 1, "held_out": 1} if task else {}))
     except UserError as error:
         raise UserError(f"{cell.name}: {error}") from None
     saved = saved_checkpoint(folder / cell.name)
+    notes = corpus.notes if task else ()
     if saved is None:
-        return config
+        return config, notes
     for key, (asked, had) in differences(config, saved.config).items():
         if not (key in DERIVED and not asked) and not (key.startswith("run.") and key != "run.seed"):
             raise UserError(
                 f"{folder / cell.name}: was trained with {key} = {had!r}, not {asked!r}; give the sweep another "
                 "--run.name"
             )
-    return config
+    return config, notes
 
 
 def train_cell(

@@ -14,16 +14,15 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from minigpt.config import DEFAULT_CONFIG
 from minigpt.console import counted
 from minigpt.errors import UserError
+from minigpt.shipped import CONFIGS, SCRIPTS
 from minigpt.studies.measure import Report, Spread, table
 
 if TYPE_CHECKING:  # loading torch here would hide what the processes need
     from minigpt.studies.peers import RecipeResult
 
-SCRIPTS = DEFAULT_CONFIG.parent.parent / "scripts"
-SPEEDRUN = DEFAULT_CONFIG.parent / "speedrun_cpu.toml"
+SPEEDRUN = CONFIGS / "speedrun_cpu.toml"
 SAMPLE = re.compile(r"── step \d+ writes ──")  # what train.py shows above a sample
 
 

@@ -202,7 +202,7 @@ const compareView = {
 
   /** The likeliest next tokens of both at one row, as bars and as a table. */
   guesses(app, traces, names, t) {
-    const shares = traces.map((trace) => Attention.softmax(Array.from(trace.logits(t))));
+    const shares = traces.map((trace) => trace.shares(t));
     const likeliest = (p) => Array.from(p.keys()).sort((a, b) => p[b] - p[a] || a - b).slice(0, this.TOP);
     const ids = [...new Set([...likeliest(shares[0]), ...likeliest(shares[1])])].sort((a, b) => Math.max(shares[0][b], shares[1][b]) - Math.max(shares[0][a], shares[1][a]));
     const rows = ids.map((id) => [app.tokenizer.show(id), shares[0][id], shares[1][id]]);
@@ -260,7 +260,8 @@ const compareView = {
       const pattern = References.pattern(instead, trace.ids, app.tokenizer);
       return { layer, head, weights: (t) => pattern[t] };
     }));
-    const rows = [trace, changed].map((one) => this.rowsOf(one, state));
+    const isOff = changes.some(({ layer, head, instead }) => instead === "off" && layer === state.layer && head === state.head);
+    const rows = [this.rowsOf(trace, state), isOff ? (t) => new Float64Array(t + 1) : this.rowsOf(changed, state)];
     return {
       said: changes.length ? this.losses(app, [trace, changed], names) : app.t("compare.unchanged"),
       body: [

@@ -4,6 +4,7 @@ const nextView = {
   tab: "look",
   SHOWN: 20,
   PAGE: 500,
+  MOST_DRAWS: 100_000,
   /** The law's numbers: what generate.py takes when nothing is said, and what they may be. */
   LAW: {
     temperature: { usual: 0.8, from: 0, to: 3, step: 0.05 },
@@ -24,7 +25,7 @@ const nextView = {
     this.all = el("div");
     this.said = el("p", { class: "said", role: "status" });
     this.seed = el("input", {
-      type: "number", min: 0, step: 1, onchange: (event) => app.set({ seed: this.whole(event.target.value), drawn: 0, held: 0 }),
+      type: "number", min: 0, step: 1, onchange: (event) => app.set({ seed: this.digits(event.target.value), drawn: 0, held: 0 }),
     });
     this.drawButton = el("button", { type: "button", onclick: () => app.set({ drawn: this.drawn(app) + 1, held: 1 }) }, app.t("next.draw"));
     this.appendButton = el("button", { type: "button", onclick: () => this.append(app) }, app.t("next.append"));
@@ -49,7 +50,7 @@ const nextView = {
     const { from, to, step } = this.LAW[name], limits = { min: from, max: to ?? app.tokenizer.vocabSize, step };
     const set = (event) => app.set({ [name]: event.target.value === "" ? null : Number(event.target.value) });
     const range = Dom.el("input", { type: "range", "aria-label": app.t(`next.${name}`), ...limits, oninput: set });
-    const field = Dom.el("input", { type: "number", ...limits, oninput: set });
+    const field = Dom.el("input", { type: "number", ...limits, oninput: set, onchange: () => (field.value = this.options(app)[name]) });
     this.inputs[name] = [range, field];
     return Dom.el("span", { class: "controls" }, Dom.el("label", {}, app.t(`next.${name}`), field), range);
   },
@@ -64,12 +65,17 @@ const nextView = {
     return { ...options, topK: Math.round(options.topK), repetitionPenalty: 1 };
   },
 
+  /** A seed of any length; what is none is 0. */
+  digits(text) {
+    return /^\d+$/.test(String(text ?? "")) ? String(text) : "0";
+  },
+
   whole(text) {
     return Math.max(0, Math.round(Number(text)) || 0);
   },
 
   drawn(app) {
-    return this.whole(app.state.drawn ?? 0);
+    return Math.min(this.MOST_DRAWS, this.whole(app.state.drawn ?? 0));
   },
 
   update(app, changed) {
@@ -79,14 +85,16 @@ const nextView = {
     for (const name of Object.keys(this.LAW)) {
       for (const input of this.inputs[name]) if (input !== document.activeElement) input.value = options[name];
     }
-    if (this.seed !== document.activeElement) this.seed.value = this.whole(state.seed ?? 0);
+    if (this.seed !== document.activeElement) this.seed.value = this.digits(state.seed);
     try {
       this.found = this.distribution(app, trace.logits(state.row), options);
     } catch (error) {
       this.said.textContent = error.message;
       return Dom.show(this.draw), Dom.show(this.chart), Dom.show(this.all);
     }
-    this.law.textContent = app.t(options.temperature ? "next.law" : "next.greedyLaw", { ...options, kept: this.found.kept, all: this.found.order.length });
+    const law = this.found.partial ? "next.partial" : options.temperature ? "next.law" : "next.greedyLaw";
+    this.law.textContent = app.t(law, { ...options, kept: this.found.kept, all: app.tokenizer.vocabSize });
+    this.drawButton.disabled = this.found.partial;
     this.showDraw(app);
     this.showChart(app);
     this.showTable(app);
@@ -94,24 +102,32 @@ const nextView = {
 
   /** The distribution, and the ids from the likeliest on. */
   distribution(app, logits, options) {
+    if (logits.some(Number.isNaN)) return this.captured(app, logits);
     const law = Sampling.distribution(logits, options, app.trace.ids, app.tokenizer.undefinedIds);
     const plain = Attention.softmax(Array.from(logits));
     const order = Array.from(logits, (_, id) => id).sort((a, b) => logits[b] - logits[a] || a - b);
     return { ...law, logits, plain, order, options, kept: law.probabilities.reduce((n, p) => n + (p > 0), 0) };
   },
 
+  /** Of a page that carries the largest logits alone: the model's own probabilities of those, and no rules. */
+  captured(app, logits) {
+    const plain = app.trace.shares(app.state.row), known = Array.from(logits, (_, id) => id).filter((id) => !Number.isNaN(logits[id]));
+    const order = known.sort((a, b) => logits[b] - logits[a] || a - b);
+    return { logits, plain, probabilities: plain, tempered: plain, cut: [], order, options: { temperature: 1 }, kept: order.length, partial: true };
+  },
+
   // ── the draw ─────────────────────────────────────────────────────────────────────────────────────────────
 
   /** The uniform of the n-th token since the seed was set. */
   uniform(app) {
-    const next = Sampling.uniforms(this.whole(app.state.seed ?? 0));
+    const next = Sampling.uniforms(this.digits(app.state.seed));
     let u = NaN;
     for (let n = this.drawn(app); n > 0; n--) u = next();
     return u;
   },
 
   showDraw(app) {
-    const { el } = Dom, { state, trace } = app, held = Number(state.held) === 1 && this.drawn(app) > 0;
+    const { el } = Dom, { state, trace } = app, held = Number(state.held) === 1 && this.drawn(app) > 0 && !this.found.partial;
     const full = trace.length >= app.engine.contextLength;
     this.appendButton.disabled = !held || !app.engine.canType || state.row !== trace.length - 1 || full;
     if (!held) {
@@ -126,7 +142,7 @@ const nextView = {
     const why = app.engine.canType && (full ? app.t("next.full") : state.row !== trace.length - 1 && app.t("next.notLast"));
     this.said.textContent = [
       app.t("next.drawn", {
-        n: this.drawn(app), seed: this.whole(state.seed ?? 0), u: Dom.number(u, 6), token: app.tokenizer.show(id), id,
+        n: this.drawn(app), seed: this.digits(state.seed), u: Dom.number(u, 6), token: app.tokenizer.show(id), id,
         from: Dom.number(before, 6), to: Dom.number(before + probabilities[id], 6),
       }), why,
     ].filter(Boolean).join(" ");

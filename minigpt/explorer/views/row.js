@@ -51,6 +51,7 @@ const rowView = {
       const chosen = this.table.querySelector("[aria-selected]");
       if (chosen) this.table.scrollTop = chosen.offsetTop - this.table.clientHeight / 2;
     });
+    this.detail.hidden = step !== 1 && step !== 6;
     Dom.show(this.detail, step === 1 ? this.products(app, found, key) : step === 6 ? this.outputs(app, found) : "");
     this.deviation.textContent = app.t("row.deviation", { weights: found.deviation.weights.toExponential(1), output: found.deviation.output.toExponential(1) });
   },

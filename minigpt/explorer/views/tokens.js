@@ -32,7 +32,7 @@ const tokensView = {
     const { state, trace } = app;
     if (this.input.value !== state.text) this.input.value = state.text;
     this.model.selectedIndex = state.model;
-    this.mistake.textContent = app.mistake;
+    this.mistake.textContent = app.stale && trace ? `${app.mistake} ${app.t("stale")}` : app.mistake;
     if (!trace) return;
     if (changed.has("trace")) {
       Dom.show(this.chips, Array.from(trace.ids, (id, t) => Dom.el("button", {

@@ -1,0 +1,316 @@
+"""OpenAI's completions from explore.py --serve: what generate.py writes, to many at once, and what is refused."""
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import pytest
+from asking import GOOD, Api
+from exploring import EXPLORE, serving
+from running import GENERATE, Script, Trained, command, environment
+
+from minigpt import plain
+from minigpt.checkpoint import find_checkpoint
+from minigpt.explorer.making import Made, Wish, made
+from minigpt.explorer.payload import load_model
+from minigpt.sampling import SamplingOptions
+from minigpt.tokenizer import tokenizer_from_dict, train_tokenizer
+
+pytest.importorskip("uvicorn", reason='pip install -e ".[serve]"')
+
+from minigpt.explorer import completions as completions_file
+from minigpt.explorer import turns
+from minigpt.explorer.completions import Completions
+from minigpt.explorer.orders import Order, Piece, Writer
+from minigpt.explorer.server import Service
+from minigpt.explorer.token_logprobs import shown, text_offsets
+
+ENGINE = "numba" if importlib.util.find_spec("numba") else "numpy"
+
+
+@pytest.fixture(scope="module")
+def found(trained: Trained) -> Made:
+    return made(trained.path, Wish())
+
+
+@pytest.fixture(scope="module")
+def served(found: Made) -> Iterator[tuple[Service, int]]:
+    with serving(found) as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def api(served: tuple[Service, int]) -> Api:
+    return Api(served[1])
+
+
+@pytest.fixture(scope="module")
+def completions(served: tuple[Service, int]) -> Completions:
+    return served[0].completions
+
+
+@pytest.fixture
+def client(api: Api, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    openai = pytest.importorskip("openai", reason='pip install -e ".[test]"')
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{api.port}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+# ── texts ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+LAWS = [
+    {"temperature": 0.8},
+    {"temperature": 0},
+    {"temperature": 1.3, "top_k": 5, "repetition_penalty": 1.2},
+    {"top_p": 0.9, "min_p": 0.02, "stop": ["e", "\n"]},
+]
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_the_text_is_that_of_generate(api: Api, trained: Trained, script: Script, law: dict[str, Any]) -> None:
+    words = ["--temperature", law.get("temperature", 1), "--engine", ENGINE]
+    for name in ("top_k", "top_p", "min_p", "repetition_penalty"):
+        words += [f"--{name}", law[name]] if name in law else []
+    words += [word for stop in law.get("stop", []) for word in ("--stop", stop)]
+    asked = ("--prompt", "the ", "--max-new-tokens", 40, "--seed", 7, "--num-samples", 3, "--json")
+    samples = script(GENERATE, trained.path, *words, *asked).json["samples"]
+    status, answer = api.ask({"model": "tiny", "prompt": "the ", "max_tokens": 40, "seed": 7, "n": 3, **law})
+    assert status == 200
+    assert [choice["text"] for choice in answer["choices"]] == [sample["text"] for sample in samples]
+    n_token = sum(len(sample["tokens"]) for sample in samples)
+    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": n_token, "total_tokens": 4 + n_token}
+    assert answer["object"] == "text_completion" and answer["model"] == "tiny" and answer["seed"] == 7
+    reasons = ["stop" if len(sample["tokens"]) < 40 else "length" for sample in samples]
+    assert [choice["finish_reason"] for choice in answer["choices"]] == reasons
+
+
+def test_without_numba(found: Made, trained: Trained, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    asked = ("--prompt", "the ", "--max-new-tokens", 40, "--num-samples", 2, "--json")
+    samples = script(GENERATE, trained.path, *asked, "--engine", "numpy").json["samples"]
+    order = Order([found.tokenizer.encode("the ").tolist()], n=2, max_tokens=40, sampling=SamplingOptions(), seed=0)
+    texts = ["", ""]
+    for piece in Writer(found.models[0].form, found.tokenizer).pieces(order):
+        texts[piece.number] += piece.text
+    assert texts == [sample["text"] for sample in samples]
+
+
+def test_openai_s_client(client: Any) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").owned_by == "minigpt"
+    asked = {"model": "tiny", "prompt": ["the ", "a "], "max_tokens": 30, "n": 2, "seed": 3, "echo": True}
+    whole = client.completions.create(**asked, extra_body={"top_k": 9, "min_p": 0.01, "repetition_penalty": 1.1})
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    assert [choice.text[:2] for choice in whole.choices] == ["th", "th", "a ", "a "]
+    assert whole.choices[0].text != whole.choices[1].text
+    texts, reasons, usage = [""] * 4, [""] * 4, None
+    with client.completions.create(
+        **asked,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"top_k": 9, "min_p": 0.01, "repetition_penalty": 1.1},
+    ) as stream:
+        for event in stream:
+            assert event.object == "text_completion"
+            usage = event.usage or usage
+            for choice in event.choices:
+                texts[choice.index] += choice.text
+                reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+    assert texts == [choice.text for choice in whole.choices] and usage == whole.usage
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+
+
+def test_openai_s_client_raises_its_own_errors(client: Any) -> None:
+    import openai
+
+    with pytest.raises(openai.NotFoundError, match="only 'tiny'") as caught:
+        client.completions.create(model="gpt-4", prompt="a")
+    assert caught.value.code == "model_not_found" and caught.value.param == "model"
+    with pytest.raises(openai.BadRequestError, match="max_tokens = -1"):
+        client.completions.create(model="tiny", prompt="a", max_tokens=-1)
+
+
+def test_a_stream_is_events(api: Api) -> None:
+    with closing(api.open({**GOOD, "stream": True})) as answer:
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+        *events, last, rest = answer.read().decode().split("\n\n")
+    assert last == "data: [DONE]" and rest == ""
+    choices = [json.loads(event.removeprefix("data: "))["choices"] for event in events]
+    assert len(choices) > 2 and all(len(some) == 1 for some in choices)
+    assert "".join(choice["text"] for (choice,) in choices) == api.text()
+    assert [choice["finish_reason"] for (choice,) in choices] == [None] * (len(choices) - 1) + ["length"]
+
+
+def test_prompts_of_every_kind(api: Api, found: Made) -> None:
+    ids = found.tokenizer.encode("the ").tolist()
+    alone = api.text()
+    assert api.text(prompt=ids) == api.text(prompt=[ids]) == api.text(prompt=["the "]) == alone
+    assert api.text(prompt="") == api.text(prompt=[0]) == api.text(prompt=None)
+    long = "the old miller " * 20
+    assert len(api.text(prompt=long)) == 8, "longer than the context: the model sees its end"
+    assert api.text(prompt=long, echo=True, max_tokens=0) == long
+    assert api.ask({**GOOD, "seed": None})[1]["seed"] != api.ask({**GOOD, "seed": None})[1]["seed"]
+
+
+def test_log_probabilities_are_the_model_s(api: Api, trained: Trained) -> None:
+    checkpoint = find_checkpoint(trained.path)
+    tokenizer, form = tokenizer_from_dict(checkpoint.tokenizer), load_model(checkpoint).form
+    asked = {**GOOD, "prompt": "é the ", "echo": True, "logprobs": 2}
+    choice = api.ask(asked)[1]["choices"][0]
+    told = choice["logprobs"]
+    ids = tokenizer.encode(choice["text"])
+    expected = plain.forward(form, ids[:-1])
+    expected = np.log(plain.softmax(expected))
+    assert "".join(told["tokens"]) == choice["text"] and told["text_offset"] == list(range(len(ids)))
+    assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
+    right = expected[np.arange(len(ids) - 1), ids[1:]]
+    np.testing.assert_allclose(told["token_logprobs"][1:], right, atol=1e-4)
+    for place, top in enumerate(told["top_logprobs"][1:]):
+        assert 2 <= len(top) <= 3 and told["tokens"][place + 1] in top
+        np.testing.assert_allclose(max(top.values()), expected[place].max(), atol=1e-4)
+    later = api.ask({**asked, "echo": False})[1]["choices"][0]["logprobs"]
+    assert later["tokens"] == told["tokens"][6:] and later["token_logprobs"] == told["token_logprobs"][6:]
+    assert later["text_offset"] == list(range(8))
+
+
+def test_tokens_that_are_parts_of_characters() -> None:
+    tokenizer = train_tokenizer("byte", [])
+    ids = tokenizer.encode("aé").tolist()
+    assert [shown(tokenizer, token) for token in ids] == ["a", "bytes:\\xc3", "bytes:\\xa9"]
+    assert text_offsets(tokenizer, ids, ids) == [0, 1, 1, 2, 3, 3]
+    assert text_offsets(tokenizer, ids[:2], ids[2:]) == [0, 1, 2], "half a character is shown as one"
+
+
+def test_a_text_can_be_scored_alone(api: Api) -> None:
+    written = api.ask({**GOOD, "echo": True, "logprobs": 1})[1]["choices"][0]
+    alone = {**GOOD, "prompt": written["text"], "max_tokens": 0, "echo": True, "logprobs": 1}
+    choice = api.ask(alone)[1]["choices"][0]
+    assert choice["text"] == written["text"] and choice["logprobs"] == written["logprobs"]
+
+
+def test_log_probabilities_beyond_the_context_and_before_a_stop(api: Api, trained: Trained) -> None:
+    told = api.ask({**GOOD, "max_tokens": 60, "logprobs": 0, "echo": True})[1]["choices"][0]
+    entries, n_token = told["logprobs"], len(told["text"])
+    assert {len(values) for values in entries.values()} == {n_token} and n_token > 2 * 16
+    assert all(value < 0 for value in entries["token_logprobs"][1:])
+    checkpoint = find_checkpoint(trained.path)
+    ids = tokenizer_from_dict(checkpoint.tokenizer).encode(told["text"])
+    logits = plain.forward(load_model(checkpoint).form, ids[9:17])  # where the second window begins: 17 − 16 / 2
+    np.testing.assert_allclose(entries["token_logprobs"][17], np.log(plain.softmax(logits))[-1, ids[17]], atol=1e-4)
+    stopped = api.ask({**GOOD, "max_tokens": 60, "logprobs": 0, "stop": told["text"][10:14]})[1]["choices"][0]
+    assert stopped["text"] == told["text"][4:10] and len(stopped["logprobs"]["tokens"]) == 6
+
+
+# ── many ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_twenty_at_once_get_what_each_gets_alone(
+    api: Api, completions: Completions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "TURN_SECONDS", 0)  # a token a turn
+    laws = [{"temperature": 0.8}, {"top_k": 3}, {"repetition_penalty": 1.3}, {"top_p": 0.8, "n": 2}]
+    asked = [{**GOOD, "prompt": "the ", "max_tokens": 200, "seed": i, **laws[i % 4]} for i in range(20)]
+    alone = [api.ask(body)[1]["choices"] for body in asked]
+    with ThreadPoolExecutor(20) as pool:
+        together = list(pool.map(api.ask, asked))
+    assert [answer["choices"] for _, answer in together] == alone
+    assert len({choices[0]["text"] for choices in alone}) == 20
+    assert completions.turns.inside == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_full_queue(api: Api, completions: Completions, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    monkeypatch.setattr(turns, "MOST_WAITING", 1)
+    most, going_on = turns.AT_ONCE + 1, threading.Event()
+    completions.turns._thread.submit(going_on.wait)
+    try:
+        with ExitStack() as held:
+            for _ in range(most):
+                held.enter_context(api.sent({**GOOD, "stream": stream}))
+            wait_until(lambda: completions.turns.inside == most)
+            status, answer = api.ask(GOOD)
+        wait_until(lambda: completions.turns.inside == 0)  # who has gone does not wait, though nothing is written
+    finally:
+        going_on.set()
+    assert status == 429 and answer["error"]["code"] == "queue_full" and "try again" in answer["error"]["message"]
+    assert api.text()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_work_stops_when_the_client_goes_away(
+    api: Api, completions: Completions, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    written = 0
+
+    def endless(_order: Order) -> Iterator[Piece]:
+        nonlocal written
+        while True:
+            written += 1
+            yield Piece(0, "and ")
+
+    monkeypatch.setattr(completions.writer, "pieces", endless)
+    with api.sent({**GOOD, "stream": stream}):
+        wait_until(lambda: written > 1000)
+    wait_until(lambda: completions.turns.inside == 0)
+    completions.turns._thread.submit(int).result()  # the turn that it was in has ended
+    before = written
+    time.sleep(0.2)
+    assert written == before
+
+
+def test_a_client_that_reads_no_more_holds_up_nobody(
+    api: Api, completions: Completions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completions_file, "MOST_SECONDS_TO_TAKE", 0.2)
+    monkeypatch.setattr(completions.writer, "pieces", lambda _order: repeat(Piece(0, "and " * 10_000)))
+    with api.sent({**GOOD, "stream": True}):
+        wait_until(lambda: completions.turns.inside == 1)
+        wait_until(lambda: completions.turns.inside == 0)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows sends no Ctrl-C to another process")
+def test_ctrl_c_ends_it_under_an_open_stream(trained: Trained) -> None:
+    words = command(EXPLORE, trained.path, "--serve", "--port", 0)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, env=environment(), encoding="utf-8", stdout=pipe, stderr=pipe) as process:
+        assert process.stdout
+        port = int(process.stdout.readline().split("/")[2].split(":")[1])
+        body = {**GOOD, "prompt": [0] * 40, "max_tokens": 60_000, "repetition_penalty": 1e9, "stream": True}
+        with Api(port).sent(body) as connection:
+            assert connection.getresponse().read(5) == b"data:"
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and out.endswith("the server has ended\n") and "Traceback" not in err, err
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not here")
+def test_curl(api: Api) -> None:
+    words = ["curl", "-sN", f"http://127.0.0.1:{api.port}/v1/completions", "--noproxy", "*"]
+    for stream in (False, True):
+        body = json.dumps({**GOOD, "stream": stream})
+        done = subprocess.run([*words, "-d", body], capture_output=True, encoding="utf-8", check=True)
+        if stream:
+            assert done.stdout.startswith("data: {") and done.stdout.endswith("}\n\ndata: [DONE]\n\n")
+        else:
+            assert json.loads(done.stdout)["choices"][0]["text"] == api.text()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if holds():
+            return
+        time.sleep(0.01)
+    pytest.fail("it did not come")
