@@ -83,7 +83,7 @@ def test_every_command(script: Script, tmp_path: Path, monkeypatch: pytest.Monke
         assert answer.code == 0, f"{line}\n{answer.err}"
         assert answer.out
     assert {path.name for path in Path("runs").iterdir()} == {
-        "tales", "bard", "my-texts", "other", "induction", "recall", "lstm", "task-sweep", "curves.png",
+        "tales", "bard", "my-texts", "other", "tuned", "induction", "recall", "lstm", "task-sweep", "curves.png",
     }  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def test_the_file_map_names_every_module_and_nothing_else() -> None:
     named = set(re.findall(r"\b[a-z_]+\.py\b", README.split("## Where things are")[1].split("```")[1]))
     there = {path.name for path in (ROOT / "minigpt").glob("*.py")} - {"__init__.py", "errors.py", "cli.py"}
     assert named == there
-    for folder in ("tasks", "inspection", "explorer", "studies"):
+    for folder in ("tasks", "inspection", "explorer", "interop", "studies"):
         assert f"minigpt/{folder}/" in README
 
 
