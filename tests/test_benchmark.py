@@ -15,6 +15,7 @@ from minigpt.corpus import open_corpus
 from minigpt.errors import UserError
 from minigpt.studies import benchmark, decoding, measure, peers, whole_runs
 from minigpt.studies.measure import Report, Spread, alternate, table, verdict
+from minigpt.studies.sweep import Mean
 
 TEXT = "".join(f"{number} green bottles\nhanging on the wall,\n" for number in range(100))
 
@@ -233,7 +234,7 @@ def test_the_whole_run_is_told_beside_another_program(
     assert report.numbers["peers"]["x-transformers"]["n_parameter"] == 7
     assert any(line.startswith("mean loss of 2 seeds:") for line in report.lines)
     assert any("minigpt's time / x-transformers's: 0.0" in line for line in report.lines)
-    assert whole_runs.standard_error([1.0, 2.0, 3.0]) == pytest.approx(1 / 3**0.5)
+    assert Mean.of([1.0, 2.0, 3.0]).error == pytest.approx(1 / 3**0.5)
 
 
 def test_a_peer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

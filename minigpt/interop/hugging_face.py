@@ -89,6 +89,7 @@ class FolderCheckpoint(Checkpoint):
     rows: list[int]  # of each id here the id there
 
     def tensors(self, kind: str) -> dict[str, Array]:
+        """Those of the model, by this project's names; a folder holds no optimizer's."""
         if kind != "model":
             return {}
         try:

@@ -9,15 +9,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import nan
 from pathlib import Path
-from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from minigpt.console import counted
 from minigpt.errors import UserError
 from minigpt.shipped import CONFIGS, SCRIPTS
 from minigpt.studies.measure import Report, Spread, table
+from minigpt.studies.sweep import Mean
 
 if TYPE_CHECKING:  # loading torch here would hide what the processes need
     from minigpt.studies.peers import RecipeResult
@@ -105,7 +104,7 @@ def train(*, seeds: int, peers: Sequence[str], nanogpt: Path | None, threads: in
     rows += [[f"minigpt, seed {seed}", *_cells(run)] for seed, run in enumerate(ours, start=1)]
     rows += [[name, *_cells(asdict(result))] for name, result in theirs.items()]
     losses = [run["loss"] for run in ours]
-    lines = [f"mean loss of {counted(seeds, 'seed')}: {mean(losses):.4f} ± {standard_error(losses):.4f}"]
+    lines = [f"mean loss of {counted(seeds, 'seed')}: {Mean.of(losses)}"]
     for name, result in theirs.items():
         ratio = Spread.of([run["seconds"] / result.seconds for run in ours])
         lines.append(
@@ -118,11 +117,6 @@ def train(*, seeds: int, peers: Sequence[str], nanogpt: Path | None, threads: in
     head = "Whole processes; loss over the whole validation part, in windows of the context"
     numbers = {"minigpt": ours, "peers": {name: asdict(result) for name, result in theirs.items()}}
     return Report([head, *table(rows), *lines], numbers)
-
-
-def standard_error(values: Sequence[float]) -> float:
-    """Of their mean; nan for one value."""
-    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else nan
 
 
 def _cells(run: Mapping[str, Any]) -> list[str]:

@@ -24,6 +24,7 @@ const tokensView = {
       this.mistake,
       this.chips,
       this.said,
+      !app.payload.models.length && el("p", { class: "quiet" }, app.t("captured16")),
       rounded && el("p", { class: "quiet" }, app.t("rounded", { names: rounded })),
       Dom.asTable(app.t("table"), () => this.table(app)));
   },
