@@ -1,11 +1,12 @@
 """The loops of ``minigpt.fast``, compiled by numba: tokens through the decoder, and the law of sampling.
 
-The formulas are those of ``plain`` and ``sampling``, one number at a time. A token takes as long as it takes to read
-every weight once, so each product goes over its matrix as one stream, threads share it by rows, and texts side by side
-share what was read. All compiled code is in this one file, because numba keeps it on disk until its file changes.
+The formulas are those of ``plain`` and ``sampling``. A token takes as long as it takes to read every weight once, so
+each product goes over its matrix as a few streams, threads share it by outputs, and tokens read together share what was
+read. All compiled code is in this one file, because numba keeps it on disk until its file changes.
 
 Axes as in ``plain``: H query heads, G key/value heads, D model width, K head size, V vocabulary, C context length,
-L layers, S keys, T tokens. Weights are (out, in).
+L layers, S keys, T tokens; outputs are rounded up, and the rest of them zeros. Weights are panels (out/64, in, 64): of
+64 outputs the weights of the first input, then of the second. Keys lie in memory as the outputs of scores.
 """
 
 import heapq
@@ -16,14 +17,14 @@ from typing import Any
 
 import numba
 import numpy as np
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
 from minigpt.normal_form import Array
-from minigpt.packed import APART, GELU, GELU_TANH, RELU2, SWIGLU, Crew, Desk, Flags, Law, Model, Outside
+from minigpt.packed import APART, GELU, GELU_TANH, PANEL, RELU2, SWIGLU, Crew, Desk, Flags, Law, Model, Outside
 from minigpt.plain import GELU_CUBIC, GELU_SLOPE, LAYER_NORM_EPSILON, RMS_NORM_EPSILON
 from minigpt.sampling import LARGEST
+from minigpt.vectors import WIDTH, add_to, load, plus, sum_of, tell, told, zeros
 
+TOGETHER = 4  # tokens, for which a weight is read once
 # Sums in any order, so that they run in vectors; what is not finite stays so (numba's True would allow to lose it).
 ANY_ORDER = frozenset({"reassoc", "contract", "nsz"})
 F32 = np.float32
@@ -45,32 +46,6 @@ _compiled = partial(_jit, fastmath=ANY_ORDER)
 # ── threads that meet ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-@intrinsic
-def _told(_typing: Any, array: Any, i: Any) -> Any:
-    """``array[i]`` as another thread told it; what that thread wrote before is then there to read."""
-
-    def load(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.load_atomic(_place(context, builder, signature, values), "acquire", 8)
-
-    return types.int64(array, types.intp), load
-
-
-@intrinsic
-def _tell(_typing: Any, array: Any, i: Any, value: Any) -> Any:
-    """``array[i] = value``, after all that this thread has written before."""
-
-    def store(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        builder.store_atomic(values[2], _place(context, builder, signature, values), "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, types.int64), store
-
-
-def _place(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-    array = context.make_array(signature.args[0])(context, builder, values[0])
-    return cgutils.get_item_pointer(context, builder, signature.args[0], array, [values[1]], wraparound=False)
-
-
 @_jit
 def meet(crew: Crew) -> None:
     """Wait until all of the crew have come here.
@@ -80,104 +55,137 @@ def meet(crew: Crew) -> None:
     """
     mine = APART * crew.rank
     turn, patience = crew.arrived[mine] + 1, crew.patience[mine]
-    _tell(crew.arrived, mine, turn)  # pyright: ignore[reportCallIssue]
+    tell(crew.arrived, mine, turn)
     for other in range(crew.size):
-        there = _told(crew.arrived, APART * other)
+        there = told(crew.arrived, APART * other)
         while there < turn:
             patience -= 1
             if there < 0 or patience < 0:
-                _tell(crew.arrived, mine, -1)  # pyright: ignore[reportCallIssue]
+                tell(crew.arrived, mine, -1)
                 raise TimeoutError
-            there = _told(crew.arrived, APART * other)
+            there = told(crew.arrived, APART * other)
     crew.patience[mine] = patience
 
 
 @_jit
-def _share(crew: Crew, n: int, step: int) -> tuple[int, int]:
-    """The first of n things that are this thread's, a multiple of ``step``, and the first after them that is not."""
-    first, last = n // step * crew.rank // crew.size * step, n // step * (crew.rank + 1) // crew.size * step
-    return first, last if crew.rank + 1 < crew.size else n
+def _share(crew: Crew, n: int) -> tuple[int, int]:
+    """The first of n things that are this thread's, and the first after them that is not."""
+    return n * crew.rank // crew.size, n * (crew.rank + 1) // crew.size
 
 
 # ── products and norms ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@_compiled
-def _add_product(x: Array, weight: Array, bias: Array, y: Array) -> None:
-    """y += W x + b: row after row, so that the weights come from memory as one stream."""
-    for j in range(len(weight)):
-        total = ZERO
-        for i in range(len(x)):
-            total += weight[j, i] * x[i]
-        y[j] += total + bias[j]
+@_jit
+def _add_tile(x: Array, weight: Array, y: Array, token: int, panel: int) -> None:
+    """y_t += W x_t of four tokens and one panel: (T, in), (out/64, in, 64), (T, out). Eight reads for 16 products."""
+    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = zeros()
+    x0, x1, x2, x3 = x[token], x[token + 1], x[token + 2], x[token + 3]
+    place = panel * weight.shape[1] * PANEL
+    for i in range(weight.shape[1]):
+        w0, w1 = load(weight, place), load(weight, place + WIDTH)
+        w2, w3 = load(weight, place + 2 * WIDTH), load(weight, place + 3 * WIDTH)
+        a0, a1, a2, a3 = plus(a0, x0[i], w0), plus(a1, x0[i], w1), plus(a2, x0[i], w2), plus(a3, x0[i], w3)
+        b0, b1, b2, b3 = plus(b0, x1[i], w0), plus(b1, x1[i], w1), plus(b2, x1[i], w2), plus(b3, x1[i], w3)
+        c0, c1, c2, c3 = plus(c0, x2[i], w0), plus(c1, x2[i], w1), plus(c2, x2[i], w2), plus(c3, x2[i], w3)
+        d0, d1, d2, d3 = plus(d0, x3[i], w0), plus(d1, x3[i], w1), plus(d2, x3[i], w2), plus(d3, x3[i], w3)
+        place += PANEL
+    _add_panel(y[token], panel, a0, a1, a2, a3)
+    _add_panel(y[token + 1], panel, b0, b1, b2, b3)
+    _add_panel(y[token + 2], panel, c0, c1, c2, c3)
+    _add_panel(y[token + 3], panel, d0, d1, d2, d3)
 
 
-@_compiled
-def _add_linear(x: Array, weight: Array, bias: Array, y: Array, first: int, last: int) -> None:
-    """y_t += W x_t + b, from output ``first`` up to ``last``: (T, in) → (T, out).
+@_jit
+def _add_panel(y: Array, panel: int, a: Any, b: Any, c: Any, d: Any) -> None:
+    add_to(y, panel * PANEL, a)
+    add_to(y, panel * PANEL + WIDTH, b)
+    add_to(y, panel * PANEL + 2 * WIDTH, c)
+    add_to(y, panel * PANEL + 3 * WIDTH, d)
 
-    Four tokens and two outputs at a time, so that of six numbers read come eight products. If ``first`` is even it does
-    not change which two go together: so every thread adds in the same order.
+
+@_jit
+def _add_product(x: Array, inputs: Any, weight: Array, y: Array, first: int, last: int) -> None:
+    """y += W x from panel ``first`` up to ``last``: (in,), (out/64, in, 64), (out,). ``inputs``: of them all, or some.
+
+    The bits of a number are those that a tile gives it.
     """
-    w, wb, out = weight[first:last], bias[first:last], y[:, first:last]
-    whole, pairs = len(x) // 4 * 4, len(w) // 2 if len(x) >= 4 else 0
-    for pair in range(pairs):
-        j, k = 2 * pair, 2 * pair + 1
-        for t in range(0, whole, 4):
-            a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = ZERO
-            for i in range(x.shape[1]):
-                a, b = w[j, i], w[k, i]
-                x0, x1, x2, x3 = x[t, i], x[t + 1, i], x[t + 2, i], x[t + 3, i]
-                a0, a1, a2, a3 = a0 + a * x0, a1 + a * x1, a2 + a * x2, a3 + a * x3
-                b0, b1, b2, b3 = b0 + b * x0, b1 + b * x1, b2 + b * x2, b3 + b * x3
-            out[t, j] += a0 + wb[j]
-            out[t + 1, j] += a1 + wb[j]
-            out[t + 2, j] += a2 + wb[j]
-            out[t + 3, j] += a3 + wb[j]
-            out[t, k] += b0 + wb[k]
-            out[t + 1, k] += b1 + wb[k]
-            out[t + 2, k] += b2 + wb[k]
-            out[t + 3, k] += b3 + wb[k]
+    for panel in range(first, last):
+        a = b = c = d = zeros()
+        for i in inputs:
+            place = (panel * weight.shape[1] + i) * PANEL
+            a, b = plus(a, x[i], load(weight, place)), plus(b, x[i], load(weight, place + WIDTH))
+            c, d = plus(c, x[i], load(weight, place + 2 * WIDTH)), plus(d, x[i], load(weight, place + 3 * WIDTH))
+        _add_panel(y, panel, a, b, c, d)
+
+
+@_jit
+def _awake(x: Array) -> Array:
+    """The places of what is not zero, as unsigned numbers, which need not be checked for a count from the end."""
+    places, n = np.empty(len(x), np.uint32), 0
+    for i in range(len(x)):
+        places[n] = i
+        n += x[i] != ZERO  # without a branch that would be guessed wrong
+    return places[:n]
+
+
+@_jit
+def _add_linear(x: Array, weight: Array, bias: Array, y: Array, first: int, last: int, sparse: bool = False) -> None:
+    """y_t += W x_t + b from panel ``first`` up to ``last``: (T, in), (out/64, in, 64), (out,), (T, out).
+
+    Four tokens at a time; those left over one by one, and if x is ``sparse`` without the weights that meet a zero.
+    """
+    together = len(x) // TOGETHER * TOGETHER
     for t in range(len(x)):
-        rest = 2 * pairs if t < whole else 0
-        _add_product(x[t], w[rest:], wb[rest:], out[t, rest:])
+        y[t, first * PANEL : last * PANEL] += bias[first * PANEL : last * PANEL]
+    for panel in range(first, last):
+        for t in range(0, together, TOGETHER):
+            _add_tile(x, weight, y, t, panel)
+    for t in range(together, len(x)):
+        if sparse:
+            _add_product(x[t], _awake(x[t]), weight, y[t], first, last)
+        else:
+            _add_product(x[t], range(weight.shape[1]), weight, y[t], first, last)
 
 
-@_compiled
+@_jit
 def _linear(x: Array, weight: Array, bias: Array, y: Array, first: int, last: int) -> None:
     """y_t = W x_t + b, otherwise as ``_add_linear``."""
-    y[: len(x), first:last] = ZERO
+    y[: len(x), first * PANEL : last * PANEL] = ZERO
     _add_linear(x, weight, bias, y, first, last)
 
 
-@_compiled
+@_jit
 def _add_weighted(weights: Array, rows: Array, y: Array) -> None:
-    """y_i += Σ_s weights_s rows_si for as many i as y has: eight rows at a time, to load and store y less often."""
-    whole = len(weights) // 8 * 8
-    for s in range(0, whole, 8):
-        a, b, c, d, e, f, g, h = weights[s : s + 8]
-        for i in range(len(y)):
-            first = a * rows[s, i] + b * rows[s + 1, i] + c * rows[s + 2, i] + d * rows[s + 3, i]
-            last = e * rows[s + 4, i] + f * rows[s + 5, i] + g * rows[s + 6, i] + h * rows[s + 7, i]
-            y[i] += first + last
-    for s in range(whole, len(weights)):
-        for i in range(len(y)):
-            y[i] += weights[s] * rows[s, i]
+    """y += Σ_s weights_s rows_s: (S,), (K/16, C, 16), (K,). Four sums for each vector, lest it wait for itself."""
+    whole = len(weights) // 4 * 4
+    for n in range(len(rows)):
+        a = b = c = d = zeros()
+        place = n * rows.shape[1] * WIDTH
+        for s in range(0, whole, 4):
+            a, b = plus(a, weights[s], load(rows, place)), plus(b, weights[s + 1], load(rows, place + WIDTH))
+            c = plus(c, weights[s + 2], load(rows, place + 2 * WIDTH))
+            d = plus(d, weights[s + 3], load(rows, place + 3 * WIDTH))
+            place += 4 * WIDTH
+        for s in range(whole, len(weights)):
+            a = plus(a, weights[s], load(rows, place))
+            place += WIDTH
+        add_to(y, n * WIDTH, sum_of(sum_of(a, b), sum_of(c, d)))
 
 
 @_compiled
-def _norm(x: Array, gain: Array, shift: Array, centred: bool, y: Array) -> None:
-    """y = layer_norm(x) or rms_norm(x), times gain plus shift; y may be x."""
-    mean, epsilon, width = ZERO, F32(RMS_NORM_EPSILON), F32(len(x))
-    if centred:
+def _norm(x: Array, gain: Array, shift: Array, flags: Flags, y: Array) -> None:
+    """y = layer_norm(x) or rms_norm(x), times gain plus shift."""
+    mean, epsilon, width = ZERO, F32(RMS_NORM_EPSILON), flags.d_model
+    if flags.centred:
         epsilon = F32(LAYER_NORM_EPSILON)
-        for i in range(len(x)):
+        for i in range(width):
             mean += x[i]
-        mean /= width
+        mean /= F32(width)
     squares = ZERO
-    for i in range(len(x)):
+    for i in range(width):
         squares += (x[i] - mean) * (x[i] - mean)
-    scale = ONE / np.sqrt(squares / width + epsilon)
+    scale = ONE / np.sqrt(squares / F32(width) + epsilon)
     for i in range(len(x)):
         y[i] = (x[i] - mean) * scale * gain[i] + shift[i]
 
@@ -220,9 +228,9 @@ def exponentiate(x: Array, scratch: Array) -> None:
 
 
 @_compiled
-def _turn(head: Array, cos: Array, sin: Array, qk_norm: bool, scale: np.float32) -> None:
+def _turn(head: Array, cos: Array, sin: Array, flags: Flags, scale: np.float32) -> None:
     """One query or key as it enters attention: normed if need be, times scale, its pairs of neighbours rotated."""
-    if qk_norm:
+    if flags.qk_norm:
         squares = ZERO
         for i in range(len(head)):
             squares += head[i] * head[i]
@@ -236,39 +244,44 @@ def _turn(head: Array, cos: Array, sin: Array, qk_norm: bool, scale: np.float32)
 
 
 @_compiled
-def _add_attention(query: Array, keys: Array, values: Array, weights: Array, scratch: Array, y: Array) -> None:
-    """y += attention of a query (K,) over the S = len(weights) first keys (K, C) and values (C, K)."""
-    weights[:] = ZERO
-    _add_weighted(query, keys, weights)
+def _add_attention(query: Array, keys: Array, values: Array, n_key: int, y: Array) -> None:
+    """y += attention of a query (K,) over the first keys (C/64, K, 64) and values (K/16, C, 16)."""
+    n_panel = (n_key + PANEL - 1) // PANEL
+    weights, scratch = np.zeros(n_panel * PANEL, np.float32), np.empty(n_panel * PANEL, np.int32)
+    _add_product(query, range(len(query)), keys, weights, 0, n_panel)
+    weights[n_key:] = weights[0]  # what the memory has there is no key; it must not be the largest
     largest = weights[0]
     for s in range(len(weights)):
         largest = max(largest, weights[s])
     for s in range(len(weights)):
         weights[s] -= largest
     exponentiate(weights, scratch)
+    weights[n_key:] = ZERO
     total = ZERO
     for s in range(len(weights)):
         total += weights[s]
+    share = ONE / total
     for s in range(len(weights)):
-        weights[s] /= total
-    _add_weighted(weights, values, y)
+        weights[s] *= share
+    _add_weighted(weights[:n_key], values, y)
 
 
 @_compiled
 def _remember(
     qkv: Array, keys: Array, values: Array, outside: Outside, flags: Flags, place: int, first: int, last: int
 ) -> None:
-    """Put the key and value of the token at ``place`` into the memory (G, K, C), (G, C, K).
+    """Put the key and value of the token at ``place`` into the memory (G, C/64, K, 64), (G, K/16, C, 16).
 
     Only of the key/value heads from ``first`` up to ``last``; ``qkv`` (H + 2G, K) changes.
     """
-    groups, head_dim = keys.shape[:2]
+    panel, column = place // PANEL, place % PANEL
     for g in range(first, last):
-        key, value = qkv[flags.n_head + g], qkv[flags.n_head + groups + g]
-        _turn(key, outside.cos[place], outside.sin[place], flags.qk_norm, ONE)
-        for i in range(head_dim):
-            keys[g, i, place] = key[i]
-            values[g, place, i] = value[i]
+        key, value = qkv[flags.n_head + g], qkv[flags.n_head + len(keys) + g]
+        _turn(key, outside.cos[place], outside.sin[place], flags, ONE)
+        for i in range(len(key)):
+            keys[g, panel, i, column] = key[i]
+        for i in range(len(value)):
+            values[g, i // WIDTH, place, i % WIDTH] = value[i]
 
 
 @_compiled
@@ -284,24 +297,23 @@ def _attend(
     last: int,
 ) -> None:
     """heads (H, K) = attention of the token at ``place``, of the query heads of those key/value heads alone."""
-    n_head, groups, scale = flags.n_head, keys.shape[0], ONE / np.sqrt(F32(keys.shape[1]))
-    weights, scratch = np.empty(place + 1, np.float32), np.empty(place + 1, np.int32)
+    groups, scale = len(keys), ONE / np.sqrt(F32(qkv.shape[1]))
     for g in range(first, last):
-        for h in range(g * n_head // groups, (g + 1) * n_head // groups):
-            _turn(qkv[h], outside.cos[place], outside.sin[place], flags.qk_norm, scale)
+        for h in range(g * flags.n_head // groups, (g + 1) * flags.n_head // groups):
+            _turn(qkv[h], outside.cos[place], outside.sin[place], flags, scale)
             heads[h] = ZERO
-            _add_attention(qkv[h], keys[g], values[g], weights, scratch, heads[h])
+            _add_attention(qkv[h], keys[g], values[g], place + 1, heads[h])
 
 
 # ── tokens ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 @_compiled
-def _normed(x: Array, gain: Array, shift: Array, centred: bool) -> Array:
+def _normed(x: Array, gain: Array, shift: Array, flags: Flags) -> Array:
     """The norm of each row of (T, D)."""
     y = np.empty_like(x)
     for t in range(len(x)):
-        _norm(x[t], gain, shift, centred, y[t])
+        _norm(x[t], gain, shift, flags, y[t])
     return y
 
 
@@ -312,54 +324,57 @@ def read(
     """Put the logits after the last of T tokens on the desk, as many rows of them as it has.
 
     Each token comes with the number of its text and its place there; a text's tokens in order. The memory of all texts,
-    (N, L, G, K, C) and (N, L, G, C, K), takes them in. All threads of the crew call this at once.
+    (N, L, G, C/64, K, 64) and (N, L, G, K/16, C, 16), takes them in. All threads of the crew call this at once.
     """
     outside, layers, flags = model
-    n_layer, groups, head_dim, n_token, n_head = keys.shape[1], keys.shape[2], keys.shape[3], len(tokens), flags.n_head
+    (n_layer, groups), head_dim, n_token, n_head = keys.shape[1:3], keys.shape[4], len(tokens), flags.n_head
+    n_row = (n_head + 2 * groups) * head_dim
     x, heads, up, gate = desk.x[:n_token], desk.heads[:n_token], desk.up[:n_token], desk.gate[:n_token]
-    split_qkv, split_heads = desk.qkv[:n_token].reshape(n_token, -1, head_dim), heads.reshape(n_token, n_head, head_dim)
-    g0, g1 = _share(crew, groups, 1)
-    h0, h1 = g0 * n_head // groups, g1 * n_head // groups
-    d0, d1 = _share(crew, x.shape[1], 2)
-    f0, f1 = _share(crew, up.shape[1], 2)
-    v0, v1 = _share(crew, len(outside.head), 2)
+    split_heads = heads.reshape(n_token, n_head, -1)
+    g0, g1 = _share(crew, groups)
+    q0, q1 = _share(crew, desk.qkv.shape[1] // PANEL)
+    d0, d1 = _share(crew, x.shape[1] // PANEL)
+    f0, f1 = _share(crew, up.shape[1] // PANEL)
+    v0, v1 = _share(crew, len(outside.head))
+    of_queries = min(max(q0, n_head * head_dim // PANEL), q1)  # up to there panels are of queries alone
     if crew.rank == 0:
         x[:] = outside.token_table[tokens] + outside.position_table[places]
         if flags.embedding_norm:
-            x[:] = _normed(x, outside.embedding_gain, outside.embedding_shift, flags.centred)
+            x[:] = _normed(x, outside.embedding_gain, outside.embedding_shift, flags)
     meet(crew)
     for i in range(n_layer):
-        normed = _normed(x, layers.attn_gain[i], layers.attn_shift[i], flags.centred)
+        normed = _normed(x, layers.attn_gain[i], layers.attn_shift[i], flags)
         needed = max(0, n_token - len(desk.logits)) if i == n_layer - 1 else 0  # of the rest keys and values alone
-        for r0, r1, t0 in (
-            (h0, h1, needed), (n_head + g0, n_head + g1, 0), (n_head + groups + g0, n_head + groups + g1, 0)
-        ):  # fmt: skip
-            weight, bias = layers.qkv_weight[i], layers.qkv_bias[i]
-            _linear(normed[t0:], weight, bias, desk.qkv[t0:], r0 * head_dim, r1 * head_dim)
+        weight, bias = layers.qkv_weight[i], layers.qkv_bias[i]
+        _linear(normed[needed:], weight, bias, desk.qkv[needed:], q0, of_queries)
+        _linear(normed, weight, bias, desk.qkv, of_queries, q1)
+        meet(crew)
         for t in range(n_token):
             text, place = texts[t], places[t]
-            _remember(split_qkv[t], keys[text, i], values[text, i], outside, flags, place, g0, g1)
+            qkv = desk.qkv[t, :n_row].reshape(-1, head_dim)
+            _remember(qkv, keys[text, i], values[text, i], outside, flags, place, g0, g1)
             if t >= needed:
-                _attend(split_qkv[t], keys[text, i], values[text, i], outside, flags, place, split_heads[t], g0, g1)
+                _attend(qkv, keys[text, i], values[text, i], outside, flags, place, split_heads[t], g0, g1)
         x, heads, up, gate = x[needed:], heads[needed:], up[needed:], gate[needed:]
         meet(crew)
         _add_linear(heads, layers.output_weight[i], layers.output_bias[i], x, d0, d1)
         meet(crew)
-        normed = _normed(x, layers.mlp_gain[i], layers.mlp_shift[i], flags.centred)
+        normed = _normed(x, layers.mlp_gain[i], layers.mlp_shift[i], flags)
         _linear(normed, layers.up_weight[i], layers.up_bias[i], up, f0, f1)
         if flags.activation == SWIGLU:
             _linear(normed, layers.gate_weight[i], layers.gate_bias[i], gate, f0, f1)
         for t in range(len(up)):
-            _activate(up[t, f0:f1], gate[t, f0:f1], flags.activation)
+            mine = slice(f0 * PANEL, f1 * PANEL)
+            _activate(up[t, mine], gate[t, mine], flags.activation)
         meet(crew)
-        _add_linear(up, layers.down_weight[i], layers.down_bias[i], x, d0, d1)
+        _add_linear(up, layers.down_weight[i], layers.down_bias[i], x, d0, d1, flags.sparse)
         meet(crew)
-    last = _normed(x, outside.final_gain, outside.final_shift, flags.centred)
-    _linear(last, outside.head, np.zeros(len(outside.head), np.float32), desk.logits, v0, v1)
+    last = _normed(x, outside.final_gain, outside.final_shift, flags)
+    _linear(last, outside.head, np.zeros(desk.logits.shape[1], np.float32), desk.logits, v0, v1)
     if flags.softcap > 0:
         cap = F32(flags.softcap)
         for t in range(len(last)):
-            for i in range(v0, v1):
+            for i in range(v0 * PANEL, v1 * PANEL):
                 desk.logits[t, i] = cap * math.tanh(desk.logits[t, i] / cap)
     meet(crew)
 
@@ -463,10 +478,11 @@ def write(
     going = np.arange(len(texts))
     for n in range(uniforms.shape[1]):
         read(model, keys, values, texts[going], places[going] + n, tokens[going], desk, crew)
-        first, last = _share(crew, len(going), 1)
+        first, last = _share(crew, len(going))
         for t in range(first, last):
             text = going[t]
-            desk.ids[text, n] = choose(desk.logits[t], law, law.seen[text], uniforms[text, n])
+            logits = desk.logits[t, : len(law.banned)]
+            desk.ids[text, n] = choose(logits, law, law.seen[text], uniforms[text, n])
         meet(crew)
         tokens = desk.ids[:, n].copy()
         going = going[(tokens[going] >= 0) & (tokens[going] != law.end)]

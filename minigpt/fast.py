@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from minigpt import compiled, normal_form, packed, plain, sampling
+from minigpt import compiled, normal_form, packed, plain, sampling, vectors
 from minigpt.console import say
 from minigpt.normal_form import Array, NormalForm
-from minigpt.packed import Crew, Desk, Law, Model
+from minigpt.packed import PANEL, Crew, Desk, Law, Model
 from minigpt.sampling import SamplingOptions, Text
 from minigpt.threads import usual_threads
+from minigpt.vectors import WIDTH
 
 LONGEST_CHUNK = 128  # tokens written in one call
 CHUNK_WEIGHTS = 128_000_000  # weights read in one call: some milliseconds, so that text comes smoothly
@@ -32,8 +33,8 @@ FEW_ALONE, MANY_ALONE = 4, 256  # calls after one in which they did not, for oth
 class FastMemory:
     """Keys and values of the tokens that N texts have so far, with room for a whole context of each."""
 
-    keys: Array  # (N, L, G, K, C)
-    values: Array  # (N, L, G, C, K)
+    keys: Array  # (N, L, G, C/64, K, 64), C rounded up
+    values: Array  # (N, L, G, K/16, C, 16), K rounded up, with zeros
     lengths: Array  # (N,)
 
 
@@ -47,8 +48,7 @@ class FastEngine:
         self._model = Model.of(self._form)
         self._n_weight = sum(array.size for array in self._model.layers) + model.head.size
         self._chunk = max(1, min(LONGEST_CHUNK, CHUNK_WEIGHTS // self._n_weight))
-        together = self._form.head_dim % 2 == 0  # else a head's outputs would be added in another order by each thread
-        self._threads = min(threads, MOST_THREADS) if together else 1
+        self._threads = min(threads, MOST_THREADS)
         self._others = ThreadPoolExecutor(max(1, self._threads - 1), thread_name_prefix="minigpt-fast")
         self._alone = 0  # calls to come in which no other thread helps
         self._next_alone = FEW_ALONE
@@ -81,8 +81,8 @@ class FastEngine:
         outer = n_text, len(self._model.layers.qkv_bias), self._form.n_kv_head
         length, head_dim = self.context_length, self._form.head_dim
         return FastMemory(
-            np.empty((*outer, head_dim, length), np.float32),
-            np.empty((*outer, length, head_dim), np.float32),
+            np.empty((*outer, -(-length // PANEL), head_dim, PANEL), np.float32),
+            np.zeros((*outer, -(-head_dim // WIDTH), length, WIDTH), np.float32),
             np.zeros(n_text, np.int64),
         )
 
@@ -98,7 +98,7 @@ class FastEngine:
 
         self._together(read, n_token=len(ids))
         memory.lengths[text] += len(ids)
-        return desk.logits[0]
+        return desk.logits[0, : self.vocab_size]
 
     def write(self, texts: Mapping[int, Text], memory: FastMemory) -> dict[int, list[int]]:
         """The next few ids of each text, by its number in ``memory``, which has all its ids but the last.
@@ -162,7 +162,8 @@ def kept_on_disk() -> bool:
     """
     folder, name = compiled.write.stats.cache_path, Path(compiled.__file__).stem
     changed = max(
-        Path(str(module.__file__)).stat().st_mtime for module in (compiled, packed, normal_form, plain, sampling)
+        Path(str(module.__file__)).stat().st_mtime
+        for module in (compiled, packed, normal_form, plain, sampling, vectors)
     )
     kept = list(Path(folder).glob(f"{name}.*.nb[ci]")) if folder else []
     for file in kept:

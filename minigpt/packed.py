@@ -1,6 +1,7 @@
 """A model, a sampling rule and a crew of threads as ``compiled`` takes them: arrays and numbers of types that stay.
 
-Axes as in ``normal_form``; T tokens that are read together.
+Axes as in ``normal_form``; T tokens that are read together. What a product puts out is rounded up to whole panels of 64
+numbers, a head's K to whole vectors of 16; what is added are zeros, which stay zeros all the way.
 """
 
 from collections.abc import Sequence
@@ -11,9 +12,11 @@ import numpy as np
 from minigpt.normal_form import Array, Layer, NormalForm
 from minigpt.plain import rearranged
 from minigpt.sampling import Rule
+from minigpt.vectors import WIDTH
 
 RELU2, RELU, GELU, GELU_TANH, SWIGLU = range(5)
 ACTIVATIONS = {"relu2": RELU2, "relu": RELU, "gelu": GELU, "gelu_tanh": GELU_TANH, "swiglu": SWIGLU}
+PANEL = 4 * WIDTH  # outputs of a product that are computed together
 APART = 8  # numbers from one thread's to the next's: no two lie in one piece of a core's memory (64 bytes)
 
 
@@ -28,17 +31,19 @@ class Outside(NamedTuple):
     embedding_shift: Array  # (D,)
     final_gain: Array  # (D,)
     final_shift: Array  # (D,)
-    head: Array  # (V, D)
+    head: Array  # (V/64, D, 64)
 
 
 class Flags(NamedTuple):
     """What the arrays' shapes do not tell."""
 
+    d_model: int
     n_head: int
     centred: bool
     embedding_norm: bool
     qk_norm: bool
     activation: int
+    sparse: bool  # after a ReLU; not if a weight is infinite, for zero times that is no zero
     softcap: float
 
 
@@ -46,19 +51,40 @@ class Model(NamedTuple):
     """A whole model."""
 
     outside: Outside
-    layers: Layer  # every array with a leading axis L
+    layers: Layer  # every array with a leading axis L; weights as panels (L, out/64, in, 64)
     flags: Flags
 
     @classmethod
     def of(cls, model: NormalForm) -> "Model":
         """A float32 normal form, its rotary pairs side by side."""
-        layers = [rearranged(layer, model) for layer in model.per_layer()]
-        flags = (model.n_head, model.centred, model.embedding_norm, model.qk_norm)
+
+        def packed(layer: Layer) -> Layer:
+            columns = layer.output_weight.reshape(-1, model.n_head, model.head_dim)
+            layer = layer._replace(output_weight=rounded(columns, WIDTH).reshape(len(columns), -1))
+            return Layer(*(panels(array) if array.ndim == 2 else rounded(array) for array in layer))
+
+        layers = [packed(rearranged(layer, model)) for layer in model.per_layer()]
+        outside = {name: getattr(model, name) for name in Outside._fields}
+        outside |= {name: rounded(array) for name, array in outside.items() if name not in ("cos", "sin")}
+        sparse = model.activation in ("relu", "relu2") and bool(np.isfinite(model.layers.down_weight).all())
+        flags = (model.centred, model.embedding_norm, model.qk_norm, ACTIVATIONS[model.activation], sparse)
         return cls(
-            Outside(*(np.ascontiguousarray(getattr(model, name)) for name in Outside._fields)),
+            Outside(**outside | {"head": panels(model.head)}),
             Layer(*(np.stack(arrays) for arrays in zip(*layers, strict=True))),
-            Flags(*flags, ACTIVATIONS[model.activation], float(model.softcap)),
+            Flags(model.token_table.shape[1], model.n_head, *flags, float(model.softcap)),
         )
+
+
+def panels(weight: Array) -> Array:
+    """(out, in) → (out/64, in, 64)."""
+    padded = rounded(weight.T)
+    return np.ascontiguousarray(padded.reshape(len(padded), -1, PANEL).swapaxes(0, 1))
+
+
+def rounded(array: Array, multiple: int = PANEL) -> Array:
+    """With zeros at the end of each row, up to the next multiple of so many numbers."""
+    missing = -array.shape[-1] % multiple
+    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, missing)])
 
 
 class Law(NamedTuple):
@@ -117,10 +143,10 @@ class Desk(NamedTuple):
         return cls(
             x=rows(layers.output_bias),
             qkv=rows(layers.qkv_bias),
-            heads=rows(layers.output_bias),
+            heads=np.empty((n_token, layers.output_weight.shape[2]), np.float32),
             up=rows(layers.up_bias),
             gate=rows(layers.gate_bias),
-            logits=np.empty((n_token if n_id else 1, len(model.outside.head)), np.float32),
+            logits=np.empty((n_token if n_id else 1, len(model.outside.head) * PANEL), np.float32),
             ids=np.full((n_token, n_id), -1, np.int64),
         )
 

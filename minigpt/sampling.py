@@ -241,10 +241,15 @@ class Text:
         """The tokens that the memory has still to take in."""
         return np.array(self.tokens[self.read :])
 
+    @property
+    def begins_a_document(self) -> bool:
+        """Whether its end may not come now: no document is empty."""
+        return self.tokens == [self.rule.end]
+
     def next_id(self, logits: Array) -> int:
-        """Draw the id after the last; no document is empty."""
+        """Draw the id after the last."""
         rule = self.rule
-        banned = {*rule.banned, rule.end} if self.tokens == [rule.end] else rule.banned
+        banned = {*rule.banned, rule.end} if self.begins_a_document else rule.banned
         return draw(distribution(logits, rule.history, rule.options, banned), self.uniforms.random())
 
     def grow(self, ids: Sequence[int]) -> Iterator[int]:
@@ -312,15 +317,15 @@ def generate_together(engine: WritingEngine, texts: Sequence[Text]) -> Iterator[
     """
     memory = engine.new_memory(len(texts))
     while going := {number: text for number, text in enumerate(texts) if text.left}:
-        written: dict[int, list[int]] = {}
-        ready = {number: text for number, text in going.items() if not text.window_moved(engine.context_length)}
-        ready = {number: text for number, text in ready.items() if 0 < text.read == len(text.tokens) - 1}
-        if ready:
-            written = engine.write(ready, memory)
         for number, text in going.items():
-            ids = written.get(number)
-            if not ids:
-                memory.lengths[number] = text.read - text.start
-                ids = [text.next_id(engine.logits(text.unread, memory, number))]
+            text.window_moved(engine.context_length)
+            memory.lengths[number] = text.read - text.start
+            if len(before_last := text.unread[:-1]):
+                engine.logits(before_last, memory, number)
+                text.read += len(before_last)
+        ready = {number: text for number, text in going.items() if not text.begins_a_document}
+        written = engine.write(ready, memory) if ready else {}
+        for number, text in going.items():
+            ids = written.get(number) or [text.next_id(engine.logits(text.unread, memory, number))]
             for token in text.grow(ids):
                 yield number, token

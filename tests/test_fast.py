@@ -43,15 +43,15 @@ GREEDY = SamplingOptions(temperature=0)
 # ── logits ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def assert_all_logits_equal(model: NormalForm, n_prompt: int = 0) -> None:
+def assert_all_logits_equal(model: NormalForm, n_prompt: int = 0, limit: float = 1e-5) -> None:
     """Token by token after a prompt of ``n_prompt``, up to a full memory."""
     tokens = np.random.default_rng(1).integers(model.vocab_size, size=model.context_length)
     reference, engine = forward(model, tokens), FastEngine(model)
     memory = engine.new_memory()
     if n_prompt:
-        assert_engine_equal(engine.logits(tokens[:n_prompt], memory), reference[n_prompt - 1])
+        assert_engine_equal(engine.logits(tokens[:n_prompt], memory), reference[n_prompt - 1], limit)
     for i in range(n_prompt, len(tokens)):
-        assert_engine_equal(engine.logits(tokens[i : i + 1], memory), reference[i])
+        assert_engine_equal(engine.logits(tokens[i : i + 1], memory), reference[i], limit)
     assert memory.lengths[0] == len(tokens)
 
 
@@ -84,7 +84,7 @@ def test_any_layout_is_right(data: st.DataObject) -> None:
         tie_embeddings=data.draw(flag),
         logit_softcap=one_of(0.0, 15.0),
     )
-    assert_all_logits_equal(model_of(config), n_prompt=one_of(0, 2))
+    assert_all_logits_equal(model_of(config), n_prompt=one_of(0, 2), limit=3e-5)  # some norms divide by very little
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)
@@ -218,7 +218,7 @@ def test_threads_that_share_a_token_give_the_same_bits(layout: str, size: int) -
             desk = Desk.of(model, n_token=len(tokens))
             arguments = (model, shared.keys, shared.values, 0 * places, places, np.array(tokens), desk)
             list(pool.map(partial(compiled.read, *arguments), Crew.of(size, patience=10**10)))
-            assert desk.logits[0].tobytes() == expected.tobytes()
+            assert desk.logits[0, :VOCAB].tobytes() == expected.tobytes()
 
 
 def test_texts_of_several_threads_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
