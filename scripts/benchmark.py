@@ -31,6 +31,7 @@ from minigpt.cli import parse_options, run_script
 from minigpt.errors import UserError
 from minigpt.files import check_writable
 from minigpt.studies.measure import OthersWatch, Report, machine_facts, share_now, verdict
+from minigpt.studies.whole_runs import as_flags
 from minigpt.threads import core_count
 
 REPEATS = {"default": 1, "step": 10, "decode": 3, "startup": 5, "tokens": 3, "growth": 7, "page": 5}
@@ -95,11 +96,12 @@ def measure(options: argparse.Namespace) -> Report:
     """Run what was asked for. Only what needs torch loads it: the memory of a small process hides no child's."""
     repeats, threads = options.repeats or REPEATS.get(options.what, 1), options.threads or core_count()
     given = {
-        "--data.source": options.source,
-        "--train.max-steps": options.max_steps,
-        "--run.threads": options.threads,
+        "data": {"source": options.source},
+        "train": {"max_steps": options.max_steps},
+        "run": {"threads": options.threads},
     }
-    flags = [word for name, value in given.items() if value for word in (name, str(value))]
+    overrides = {name: table for name, table in given.items() if all(table.values())}
+    flags = as_flags(overrides)
     if options.what in ("default", "tales", "train"):
         from minigpt.studies import whole_runs
 
@@ -109,7 +111,9 @@ def measure(options: argparse.Namespace) -> Report:
             return whole_runs.tales(run=options.run, flags=flags)
         asked = {"nanoGPT, its recipe": options.nanogpt and options.full, "x-transformers": options.x_transformers}
         peers = [name for name, there in asked.items() if there]
-        return whole_runs.train(seeds=options.seeds, peers=peers, nanogpt=options.nanogpt, threads=threads, flags=flags)
+        return whole_runs.train(
+            seeds=options.seeds, peers=peers, nanogpt=options.nanogpt, threads=threads, overrides=overrides
+        )
     if options.what == "curve":
         from minigpt.studies.curve import curve
 
@@ -134,8 +138,8 @@ def measure(options: argparse.Namespace) -> Report:
     if options.what == "step":
         from minigpt.studies import benchmark
 
-        overrides: dict[str, dict[str, str]] = {"data": {"source": options.source}} if options.source else {}
-        return benchmark.step(nanogpt=options.nanogpt, repeats=repeats, threads=threads, overrides=overrides)
+        text = {name: table for name, table in overrides.items() if name == "data"}
+        return benchmark.step(nanogpt=options.nanogpt, repeats=repeats, threads=threads, overrides=text)
     from minigpt.studies import decoding
 
     sizes, streams = (options.size,) if options.size else decoding.SIZES, options.streams

@@ -220,14 +220,13 @@ def test_default_runs_train_as_a_process(data: dict[str, str]) -> None:
 def test_the_whole_run_is_told_beside_another_program(
     data: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    flags = [word for key, value in data.items() for word in (f"--data.{key.replace('_', '-')}", value)]
-    flags += ["--train.max-steps", "2", "--model.d-model", "16", "--model.n-layer", "1"]
+    overrides = {"data": data, "train": {"max_steps": 2}, "model": {"d_model": 16, "n_layer": 1}}
 
     def half_as_fast(source: str, *, seed: int, threads: int) -> peers.RecipeResult:
         return peers.RecipeResult(seconds=1e3, n_parameter=7, steps=9, loss=2.5)
 
     monkeypatch.setattr(peers, "x_transformers_recipe", half_as_fast)
-    report = whole_runs.train(seeds=2, peers=["x-transformers"], nanogpt=None, threads=1, flags=flags)
+    report = whole_runs.train(seeds=2, peers=["x-transformers"], nanogpt=None, threads=1, overrides=overrides)
     ours = report.numbers["minigpt"]
     assert [run["steps"] for run in ours] == [2, 2] and ours[0]["loss"] != ours[1]["loss"]
     assert {run["window"] for run in ours} == {64}

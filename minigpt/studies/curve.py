@@ -39,7 +39,7 @@ def curve(*, nanogpt: Path | None, threads: int, flags: Sequence[str], picture: 
     """
     with tempfile.TemporaryDirectory() as scratch:
         often = ["--train.eval-interval", str(OUR_INTERVAL)]
-        run = train_process([str(SPEEDRUN), *flags, *often], Path(scratch))
+        run = train_process([str(SPEEDRUN), *flags, *often], Path(scratch) / "run")
         rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         start = run.seconds - rows[-1]["seconds"]  # and end: what the run itself does not count
         curves: dict[str, Curve] = {

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from minigpt.checkpoint import Checkpoint, find_checkpoint, last, list_checkpoints
 from minigpt.config import Config, differences, merge, validate
@@ -89,6 +89,16 @@ def cells(grid: Sequence[str], seeds: int, first_seed: int = 1) -> list[Cell]:
     return [Cell(settings, seed) for settings in combinations for seed in range(first_seed, first_seed + seeds)]
 
 
+class Trainer(Protocol):
+    """What trains a cell into ``folder / cell.name``, or goes on with it. Returns what stopped it, if not a signal."""
+
+    def __call__(
+        self, cell: Cell, common: Mapping[str, Any], folder: Path, *, config_path: Path | None, stop: Callable[[], bool]
+    ) -> str:
+        """As ``train_cell``."""
+        ...
+
+
 def run_cells(
     todo: Sequence[Cell],
     common: Mapping[str, Any],
@@ -97,6 +107,7 @@ def run_cells(
     config_path: Path | None,
     stop: Callable[[], bool],
     say: Callable[[str], None],
+    train: Trainer | None = None,
 ) -> list[tuple[Cell, Result]]:
     """Train what is not yet trained, one after the other, each in a run of its own; a stop leaves those before whole.
 
@@ -107,6 +118,7 @@ def run_cells(
         config_path: the TOML file of the common tables, named in messages.
         stop: asked before each step, and between cells.
         say: told a line a cell.
+        train: trains one; None: ``train_cell``, in this process.
 
     Raises:
         UserError: before anything is trained, for settings that a cell can't have, or that its run had otherwise.
@@ -127,7 +139,7 @@ def run_cells(
             break
         if not is_finished(folder / cell.name, saved_checkpoint(folder / cell.name)):
             say(f"{number}/{len(todo)}  {cell.name}  is trained ...")
-        failed = train_cell(cell, common, folder, config_path=config_path, stop=stop)
+        failed = (train or train_cell)(cell, common, folder, config_path=config_path, stop=stop)
         if stop():
             break
         result = result_of(folder / cell.name, failed)

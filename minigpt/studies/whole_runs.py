@@ -7,16 +7,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minigpt.config import merge, read_toml
 from minigpt.console import counted
 from minigpt.errors import UserError
 from minigpt.shipped import CONFIGS, SCRIPTS
 from minigpt.studies.measure import Report, Spread, table
-from minigpt.studies.sweep import Mean
+from minigpt.studies.sweep import Cell, Mean, cells, run_cells
 
 if TYPE_CHECKING:  # loading torch here would hide what the processes need
     from minigpt.studies.peers import RecipeResult
@@ -68,7 +69,7 @@ def tales(*, run: Path | None, flags: Sequence[str]) -> Report:
         UserError: if the run's text is not ``tales``.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        path = run or train_process(flags, Path(scratch)).path
+        path = run or train_process(flags, Path(scratch) / "run").path
         answer = evaluation(path)
     if "tales" not in answer:
         raise UserError(f"{path}: evaluate.py tells nothing about tales; give a run on that text")
@@ -79,25 +80,44 @@ def tales(*, run: Path | None, flags: Sequence[str]) -> Report:
     return Report(lines, {"tales": answer["tales"]})
 
 
-def train(*, seeds: int, peers: Sequence[str], nanogpt: Path | None, threads: int, flags: Sequence[str]) -> Report:
-    """``configs/speedrun_cpu.toml`` as a whole process, and other programs' trainings of that size beside it.
+def train(
+    *, seeds: int, peers: Sequence[str], nanogpt: Path | None, threads: int, overrides: Mapping[str, Any]
+) -> Report:
+    """``configs/speedrun_cpu.toml`` as a sweep over seeds, and other programs' trainings of that size beside it.
 
-    The loss of all is over the whole validation part in windows of the context length, of the last weights. The first
-    run also makes the token files, the others find them.
+    Each cell is a whole process. The loss of all is over the whole validation part in windows of the context length, of
+    the last weights. The first run also makes the token files, the others find them.
 
     Args:
         seeds: runs, with seeds 1, 2, ...
         peers: "nanogpt", its recipe for a CPU, and "x-transformers".
         nanogpt: its checkout.
         threads: CPU threads of the others.
-        flags: options handed on to ``train.py``.
+        overrides: tables on top of the configuration.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        cache = ["--data.cache-dir", str(Path(scratch) / "cache")] if "--data.source" in flags else []
-        runs = [
-            train_process([str(SPEEDRUN), *flags, *cache, "--run.seed", str(seed)], Path(scratch) / str(seed))
-            for seed in range(1, seeds + 1)
-        ]
+        checked = merge(merge(read_toml(SPEEDRUN), overrides), {"data": {"cache_dir": str(Path(scratch) / "checked")}})
+        runs: list[Trained] = []
+
+        def as_process(
+            cell: Cell, common: Mapping[str, Any], folder: Path, *, config_path: Path | None, stop: Callable[[], bool]
+        ) -> str:
+            """With another cache than the settings were checked with, so that the first run finds none."""
+            tables = merge(common, {"data": {"cache_dir": str(Path(scratch) / "cache")}})
+            runs.append(
+                train_process([str(config_path), *as_flags(cell.overrides(tables, folder))], folder / cell.name)
+            )
+            return ""
+
+        run_cells(
+            cells([], seeds),
+            checked,
+            Path(scratch) / "runs",
+            config_path=SPEEDRUN,
+            stop=lambda: False,
+            say=lambda _line: None,
+            train=as_process,
+        )
         ours = [_told(run) for run in runs]
         theirs = {name: _peer(name, runs[0].path, nanogpt, Path(scratch), threads) for name in peers}
     rows = [["", "parameters", "steps", "seconds", "validation loss"]]
@@ -155,14 +175,21 @@ def _peer(name: str, run: Path, nanogpt: Path | None, scratch: Path, threads: in
 # ── processes ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def train_process(flags: Sequence[str], folder: Path) -> Trained:
-    """Run ``scripts/train.py`` into a new folder, with a clock on it.
+def as_flags(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """``{"train": {"max_steps": 5}}`` as options of ``train.py``: ``["--train.max-steps", "5"]``."""
+    keys = {f"--{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
+    return [word for key, value in keys.items() for word in (key.replace("_", "-"), str(value))]
+
+
+def train_process(flags: Sequence[str], run: Path) -> Trained:
+    """Run ``scripts/train.py`` into the folder of a new run, with a clock on it.
 
     Raises:
         UserError: if it fails, with what it said last.
     """
     begun, first_sample, told = time.perf_counter(), None, []
-    command = [sys.executable, str(SCRIPTS / "train.py"), *flags, "--run.dir", str(folder), "--run.name", "run"]
+    there = as_flags({"run": {"dir": run.parent, "name": run.name}})
+    command = [sys.executable, str(SCRIPTS / "train.py"), *flags, *there]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=_environment()) as process:
         assert process.stdout
         for line in process.stdout:
@@ -172,7 +199,7 @@ def train_process(flags: Sequence[str], folder: Path) -> Trained:
     seconds = time.perf_counter() - begun
     if process.returncode:
         raise UserError(f"scripts/train.py failed: {told[-1] if told else f'exit code {process.returncode}'}")
-    return Trained(seconds, first_sample, folder / "run")
+    return Trained(seconds, first_sample, run)
 
 
 def evaluation(run: Path, *flags: str) -> dict[str, Any]:
