@@ -47,6 +47,26 @@ def test_transformers_reads_the_same(gguf: Any, transformers: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_llama_cpp_reads_the_same(gguf: Any, tmp_path: Path, english: str, layout: str, dtype: str) -> None:
+    """Ids of a text, logits, greedy text."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="pip install llama-cpp-python")
+    checkpoint = checkpoint_of(tmp_path, english, **LAYOUTS[layout])
+    write_gguf(checkpoint, tmp_path / "there.gguf", dtype)
+    exact = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
+    other = llama_cpp.Llama(str(tmp_path / "there.gguf"), n_ctx=16, logits_all=True, verbose=False, **exact)
+    model, tokenizer = load_model(checkpoint, "cpu"), tokenizer_from_dict(checkpoint.tokenizer)
+    text = "the café's 古い clock"
+    ids = tokenizer.encode(text).tolist()
+    assert other.tokenize(text.encode(), add_bos=False, special=False) == ids
+    other.eval(ids[:16])
+    with torch.no_grad():
+        expected = model(torch.tensor([ids[:16]]))[0]
+    limit = 1e-4 if dtype == "f32" else 1e-2
+    assert np.abs(other.scores[:16] - expected.numpy()).max() <= limit * np.abs(expected.numpy()).max()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
 def test_what_the_file_says(gguf: Any, tmp_path: Path, english: str, dtype: str) -> None:
     checkpoint = checkpoint_of(tmp_path, english, **GPT2)
     assert write_gguf(checkpoint, tmp_path / "there.gguf", dtype).startswith("llama.cpp computes GELU by tanh")

@@ -19,6 +19,7 @@ from minigpt.inspection.head_report import HeadReport
 from minigpt.inspection.heads import Head
 from minigpt.inspection.nulls import FreshNetworks, kept_nulls
 from minigpt.inspection.patterns import parse_reference
+from minigpt.inspection.subject import load_subject, repeated
 from minigpt.model import GPT
 
 COMPARE = ROOT / "scripts" / "compare_attention.py"
@@ -162,6 +163,25 @@ def test_a_head_can_be_judged(script: Script, hand_set_run: Path) -> None:
 def test_one_head_alone(script: Script, hand_set_run: Path) -> None:
     answer = script(COMPARE, "heads", hand_set_run, "--text", TEXT, "--head", "L1H0", "--json")
     assert [(head["head"], head["name"]) for head in answer.json["heads"]] == [("L1H0", "induction")]
+
+
+def test_the_head_of_induction_comes_first(script: Script, hand_set_run: Path) -> None:
+    """On random tokens read twice, where nothing but induction helps."""
+    words = (COMPARE, "heads", hand_set_run, "--repeated", "7", "--ref", "induction", "--nearest-first")
+    heads = script(*words, "--json").json["heads"]
+    assert (heads[0]["head"], heads[0]["name"]) == ("L1H0", "induction")
+    distances = [head["references"]["induction"]["total_variation"] for head in heads]
+    assert distances == sorted(distances) and distances[0] < 1e-3 < 0.5 < distances[1]
+    shown = script(*words).out.splitlines()
+    assert "8 sequences of 15 tokens, <|end|> in front of 7 random ones twice" in shown[0]
+    assert next(line for line in shown if line.startswith("L")).startswith("L1H0 induction")
+
+
+def test_random_tokens_twice(hand_set_run: Path) -> None:
+    found = repeated(load_subject(hand_set_run), 7, 3)
+    assert found.shape == (3, 15) and not found[:, 0].any()
+    assert (found[:, 1:8] == found[:, 8:]).all() and found[:, 1:].min() >= 1
+    assert all(len(set(row)) == 8 for row in found.tolist()) and len({tuple(row) for row in found.tolist()}) == 3
 
 
 def test_windows_of_a_trained_run(script: Script, trained: Trained, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Folders of Hugging Face's transformers: what is written there, and what can't be."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,31 @@ def test_their_tokenizer(transformers: Any, tmp_path: Path, english: str, name: 
     assert other.decode(ids) == text
     assert other.eos_token_id == 0
     assert other.decode([*ids, 0], skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize("stride", [8, 12])
+def test_the_guides_perplexity(
+    transformers: Any, tmp_path: Path, trained: Trained, script: Script, stride: int
+) -> None:
+    """The loop of "Perplexity of fixed-length models" with the library's own loss, on the folder that was written."""
+    write_folder(find_checkpoint(trained.path), tmp_path / "there")
+    other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "there").eval()
+    text = trained.text.read_text(encoding="utf-8")[:400]
+    ids = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")(text, return_tensors="pt").input_ids
+    total, count, previous_end, length = 0.0, 0, 0, 16
+    for begin in range(0, ids.shape[1], stride):
+        end = min(begin + length, ids.shape[1])
+        labels = ids[:, begin:end].clone()
+        labels[:, : previous_end - end] = -100
+        predicted = int((labels != -100).sum()) - 1
+        with torch.no_grad():
+            total += float(other(ids[:, begin:end], labels=labels).loss) * predicted
+        count, previous_end = count + predicted, end
+        if end == ids.shape[1]:
+            break
+    for run in (trained.path, tmp_path / "there"):
+        found = script(EVALUATE, run, "--stride", stride, "--text", text.replace("\n", "\\n"), "--json")
+        assert found.json["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-3)
 
 
 def test_the_tutorial_is_named_with_what_to_train_instead(tmp_path: Path, english: str) -> None:

@@ -382,7 +382,7 @@ def test_heads_are_held_against_the_links_of_held_out_tales(script: Script, trai
         f"{run}, step 0: 3 sequences of 250 tokens, starts of held-out tales\n"
     )
     for where, told in (
-        ((run, "--text", "a b"), "leave out --text, --file, --source"),
+        ((run, "--text", "a b"), "leave out other texts"),
         ((trained.path,), "for runs on the tales; of other texts, write the links as a JSON file of pairs"),
         (("--maps", saved_maps(tmp_path)), "known of the tales alone; use heads RUN --ref links, without --maps"),
     ):

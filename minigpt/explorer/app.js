@@ -60,7 +60,7 @@ class App {
     if (!("key" in changes) && ["text", "model", "layer", "head", "row"].some((name) => changed.has(name))) this.state.key = -1;
     if (changed.has("text") || changed.has("model")) await this.retrace(changed);
     else if (changed.size) this.tell(changed);
-    await this.drawn;
+    await this.drawing;
   }
 
   /** The trace of the state's text; a mistake in it is shown, and the last trace stays. */
@@ -100,8 +100,8 @@ class App {
       return top < innerHeight && bottom > 0;
     });
     inSight.forEach((view) => this.draw(view));
-    this.drawn ??= new Promise((done) => setTimeout(() => { // what is out of sight waits until the rest is on the screen
-      this.drawn = null;
+    this.drawing ??= new Promise((done) => setTimeout(() => { // what is out of sight waits until the rest is on the screen
+      this.drawing = null;
       this.views.forEach((view) => this.draw(view));
       done();
     }, 20));

@@ -50,7 +50,7 @@ const Main = {
         el("span", { class: "spacer" }),
         el("button", { type: "button", onclick: () => app.set({ lang: app.state.lang === "ja" ? "en" : "ja" }) }, app.state.lang === "ja" ? "English" : "日本語"),
         el("button", { type: "button", onclick: () => Main.keys.showModal(), "aria-keyshortcuts": "?" }, app.t("keys"))),
-      el("main", { style: { paddingBottom: "0" } }, el("div", { role: "tablist", "aria-label": app.t("tabs") }, Main.buttons)),
+      el("main", { style: { paddingBottom: "0" } }, el("div", { role: "tablist", "aria-label": app.t("tabs"), onkeydown: (event) => Main.pressTab(app, event) }, Main.buttons)),
       Main.main,
       el("footer", { class: "quiet" }, el("p", {}, app.t("limits"))),
       Main.keys);
@@ -60,7 +60,11 @@ const Main = {
   /** Build the views of the tab that is open. */
   turnTo(app) {
     if (!Main.tabs(app).includes(app.state.tab)) app.state.tab = Main.tabs(app)[0];
-    for (const button of Main.buttons) button.setAttribute("aria-selected", button.id === `tab-${app.state.tab}`);
+    for (const button of Main.buttons) {
+      const open = button.id === `tab-${app.state.tab}`;
+      button.setAttribute("aria-selected", open);
+      button.tabIndex = open ? 0 : -1; // the others are reached by arrows
+    }
     Main.main.replaceChildren();
     for (const view of app.views) {
       view.root = view.stale = null;
@@ -70,6 +74,16 @@ const Main = {
       view.create(view.root, app);
       view.update(app, new Set(["trace", ...Object.keys(app.state)]));
     }
+  },
+
+  /** Arrows, Home and End turn to another tab. */
+  async pressTab(app, event) {
+    const names = Main.tabs(app), at = names.indexOf(app.state.tab), last = names.length - 1;
+    const to = { ArrowRight: at === last ? 0 : at + 1, ArrowLeft: at === 0 ? last : at - 1, Home: 0, End: last }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    await app.set({ tab: names[to] });
+    document.getElementById(`tab-${names[to]}`).focus();
   },
 
   press(app, event) {

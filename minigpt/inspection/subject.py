@@ -43,7 +43,10 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_text_arguments(parser: argparse.ArgumentParser, *, sequences: int = SEQUENCES) -> None:
     """What the model reads; ``sequences`` is how many windows unless asked otherwise."""
-    add_text_options(parser, text_help="one text to read, with <|end|> in front; of others, windows are read")
+    text = add_text_options(parser, text_help="one text to read, with <|end|> in front; of others, windows are read")
+    text.add_argument(
+        "--repeated", type=int, metavar="N", help="read N random tokens twice, <|end|> in front: for heads of induction"
+    )
     parser.add_argument(
         "--sequences", type=int, default=sequences, metavar="N", help=f"windows to read (default: {sequences})"
     )
@@ -91,6 +94,8 @@ def sequences(subject: Subject, options: argparse.Namespace) -> Sequences:
         UserError: for numbers that make no sense, text that can't be read, and less than two tokens.
     """
     count, length = asked_size(subject, options)
+    if options.repeated is not None:
+        return Sequences(repeated(subject, options.repeated, count))
     asked = asked_text(options, subject.checkpoint, subject.tokenizer)
     name, tokens = asked.name, asked.tokens
     if options.text is not None:
@@ -114,6 +119,21 @@ def sequences(subject: Subject, options: argparse.Namespace) -> Sequences:
     return Sequences(tokens[starts[:, None] + np.arange(length)].astype(np.int64))
 
 
+def repeated(subject: Subject, n_token: int, count: int) -> NDArray[np.int64]:
+    """Sequences (count, 1 + 2N) of END and N random tokens twice: nothing but the first time tells what comes next
+    (Olsson et al. 2022). No token comes again within the N, where the vocabulary is large enough.
+
+    Raises:
+        UserError: if they do not fit the context.
+    """
+    most = (subject.context_length - 1) // 2
+    if not 2 <= n_token <= most:
+        raise UserError(f"--repeated = {n_token}: must be at least 2 and at most {most}, half the context")
+    known, random = subject.model.vocab_size - 1, np.random.default_rng(subject.checkpoint.config.run.seed)
+    drawn = [1 + random.choice(known, n_token, replace=n_token > known) for _ in range(count)]
+    return np.array([[END, *tokens, *tokens] for tokens in drawn])
+
+
 def asked_size(subject: Subject, options: argparse.Namespace) -> tuple[int, int]:
     """Most windows, and most tokens of each.
 
@@ -123,6 +143,8 @@ def asked_size(subject: Subject, options: argparse.Namespace) -> tuple[int, int]
     if options.sequences < 1:
         raise UserError(f"--sequences = {options.sequences}: must be at least 1")
     length = options.length or min(subject.context_length, LONGEST)
+    if options.length and options.repeated is not None:
+        raise UserError(f"--length = {length}: --repeated says how long the sequences are; leave one of them out")
     if not 2 <= length <= subject.context_length:
         raise UserError(f"--length = {length}: must be at least 2 and at most the context, {subject.context_length}")
     return options.sequences, length
@@ -130,5 +152,7 @@ def asked_size(subject: Subject, options: argparse.Namespace) -> tuple[int, int]
 
 def told(tokens: NDArray[np.int64], options: argparse.Namespace) -> str:
     """What was read, in words."""
-    front = ", <|end|> in front" if options.text is not None else ""
+    front = ", <|end|> in front" if options.text is not None or options.repeated is not None else ""
+    if options.repeated is not None:
+        front += f" of {options.repeated} random ones twice"
     return f"{counted(len(tokens), 'sequence')} of {tokens.shape[1]} tokens{front}"

@@ -106,8 +106,8 @@ const filmView = {
   },
 
   pattern(app, name) {
-    if (this.drawn?.name !== name) this.drawn = { name, rows: References.pattern(name, app.payload.film.ids, app.tokenizer) };
-    return this.drawn.rows;
+    if (this.reference?.name !== name) this.reference = { name, rows: References.pattern(name, app.payload.film.ids, app.tokenizer) };
+    return this.reference.rows;
   },
 
   drawGrid(app, { frame, layer, head, number }) {

@@ -13,6 +13,10 @@ A head is named after the nearest reference if its total variation from it is at
 most 0.5 and smaller than that of 99 in 100 heads of the same network before
 training (uniform: at most 0.1); all others are "none". Weights tell where
 information is moved from, not what it does there: see the part "replace".
+
+The heads of induction of a GPT-2, say, in transformers' own folder of it:
+
+  compare_attention.py heads gpt2/ --repeated 50 --ref induction --nearest-first
 """
 
 import argparse
@@ -52,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ref", action="append", metavar="NAME|FILE", help=f"reference, repeatable (default: {' '.join(DEFAULT)})"
     )
+    parser.add_argument(
+        "--nearest-first", action="store_true", help="with one --ref: order the heads by their distance from it"
+    )
     parser.add_argument("--full", action="store_true", help="one more table for each reference")
     parser.add_argument("--json", action="store_true", help="all numbers as one object")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all numbers, a row a head and reference")
@@ -72,8 +79,12 @@ def run(options: argparse.Namespace) -> int:
     if options.max_tv is not None:
         return _judge(heads[0], references[0], material, options)
     patterns = {reference.name: material.patterns(reference) for reference in references}
+    compared = {name: _compare(material.maps, drawn) for name, drawn in patterns.items()}
+    if options.nearest_first:
+        distances = compared[references[0].name].total_variation
+        heads.sort(key=lambda head: float(distances[head]))
     report = HeadReport(
-        references={name: _compare(material.maps, drawn) for name, drawn in patterns.items()},
+        references=compared,
         nulls=material.nulls(patterns),
         description=describe(material.maps, causal=material.causal),
         about=material.about,
@@ -154,8 +165,8 @@ def _linked_texts(subject: Subject, options: argparse.Namespace) -> "list[Linked
     """
     from minigpt.inspection.links import story_starts
 
-    if options.text is not None or options.file or options.source != "val":
-        raise UserError("--ref links: reads held-out tales, whose links are known; leave out --text, --file, --source")
+    if options.text is not None or options.repeated is not None or options.file or options.source != "val":
+        raise UserError("--ref links: reads held-out tales, whose links are known; leave out other texts")
     if subject.checkpoint.config.data.source != "tales":
         raise UserError("--ref links: for runs on the tales; of other texts, write the links as a JSON file of pairs")
     return story_starts(subject.tokenizer, *asked_size(subject, options))
@@ -222,12 +233,14 @@ def _check_options(options: argparse.Namespace) -> None:
         raise UserError("--html: shows a run's model; of --maps alone there is no page")
     if options.tokens and not options.maps:
         raise UserError("--tokens: belongs to --maps; what a run reads is given by --text, --file or --source")
-    if options.maps and (options.text is not None or options.file):
+    if options.maps and (options.text is not None or options.repeated is not None or options.file):
         raise UserError("--maps: these are maps of a text already; give its tokens by --tokens FILE")
     if options.csv and options.csv.is_dir():
         raise UserError(f"--csv {options.csv}: is a folder; name a file in it")
     if options.csv and not options.csv.parent.is_dir():
         raise UserError(f"--csv {options.csv}: there is no folder {options.csv.parent}; make it first")
+    if options.nearest_first and not (options.ref and len(options.ref) == 1):
+        raise UserError("--nearest-first: name the one reference that is meant, as in --ref induction")
     if options.max_tv is not None:
         if not (options.head and options.ref and len(options.ref) == 1):
             raise UserError("--max-tv: name the head and one reference, as in --head L1H2 --ref previous --max-tv 0.2")
