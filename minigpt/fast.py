@@ -101,10 +101,15 @@ class FastEngine:
         return desk.logits[0, : self.vocab_size]
 
     def write(self, texts: Mapping[int, Text], memory: FastMemory) -> dict[int, list[int]]:
-        """The next few ids of each text, by its number in ``memory``, which has all its ids but the last.
+        """The next few ids of each text, by its number in ``memory``, which takes in what it has not read.
 
         As many for each, but none after an end, nor where logits are not finite.
         """
+        model, keys, values = self._model, memory.keys, memory.values
+        behind = {number: ids for number, text in texts.items() if len(ids := text.unread[:-1])}
+        begun = {number: memory.lengths[number] + np.arange(len(ids)) for number, ids in behind.items()}
+        for number, ids in behind.items():
+            memory.lengths[number] += len(ids)
         numbers, rules = np.array(list(texts)), [text.rule for text in texts.values()]
         places = memory.lengths[numbers]
         room = self.context_length - int(places.max())
@@ -112,15 +117,17 @@ class FastEngine:
         count = min(self._chunk, room, *(text.left for text in texts.values()))
         tokens = np.array([text.tokens[-1] for text in texts.values()])
         uniforms = np.stack([text.uniforms.random(count) for text in texts.values()])
-        desk = Desk.of(self._model, n_token=len(texts), n_id=count)
-        model, keys, values = self._model, memory.keys, memory.values
+        reading = Desk.of(model, n_token=max(map(len, behind.values()), default=0))
+        writing = Desk.of(model, n_token=len(texts), n_id=count)
 
         def write(crew: Crew) -> None:
+            for number, ids in behind.items():
+                compiled.read(model, keys, values, np.full(len(ids), number), begun[number], ids, reading, crew)
             law = Law.of(rules, self.vocab_size)
-            compiled.write(model, keys, values, numbers, places, tokens, law, uniforms, desk, crew)
+            compiled.write(model, keys, values, numbers, places, tokens, law, uniforms, writing, crew)
 
-        self._together(write, n_token=count * len(texts))
-        written = {number: row[row >= 0].tolist() for number, row in zip(texts, desk.ids, strict=True)}
+        self._together(write, n_token=count * len(texts) + sum(map(len, behind.values())))
+        written = {number: row[row >= 0].tolist() for number, row in zip(texts, writing.ids, strict=True)}
         memory.lengths[numbers] += [len(ids) for ids in written.values()]
         return written
 

@@ -71,7 +71,7 @@ class WritingEngine(Protocol):
         ...
 
     def write(self, texts: Mapping[int, "Text"], memory: Any) -> dict[int, list[int]]:
-        """The next few ids of each text, by its number in ``memory``, which has all its ids but the last.
+        """The next few ids of each text, by its number in ``memory``, which takes in what it has not read.
 
         The memory then has all of the new ones but the last of each. The texts' rules differ in what they have had
         alone. A text gets at most as many as are left to it, and none after its end; no id at all: its logits are not
@@ -320,12 +320,11 @@ def generate_together(engine: WritingEngine, texts: Sequence[Text]) -> Iterator[
         for number, text in going.items():
             text.window_moved(engine.context_length)
             memory.lengths[number] = text.read - text.start
-            if len(before_last := text.unread[:-1]):
-                engine.logits(before_last, memory, number)
-                text.read += len(before_last)
         ready = {number: text for number, text in going.items() if not text.begins_a_document}
         written = engine.write(ready, memory) if ready else {}
         for number, text in going.items():
-            ids = written.get(number) or [text.next_id(engine.logits(text.unread, memory, number))]
+            if not (ids := written.get(number)):
+                memory.lengths[number] = text.read - text.start
+                ids = [text.next_id(engine.logits(text.unread, memory, number))]
             for token in text.grow(ids):
                 yield number, token

@@ -49,7 +49,7 @@ def test_transformers_reads_the_same(gguf: Any, transformers: Any, tmp_path: Pat
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_llama_cpp_reads_the_same(gguf: Any, tmp_path: Path, english: str, layout: str, dtype: str) -> None:
-    """Ids of a text, logits, greedy text."""
+    """Ids of a text, and logits; llama.cpp takes GELU from a table of half precision."""
     llama_cpp = pytest.importorskip("llama_cpp", reason="pip install llama-cpp-python")
     checkpoint = checkpoint_of(tmp_path, english, **LAYOUTS[layout])
     write_gguf(checkpoint, tmp_path / "there.gguf", dtype)
@@ -62,7 +62,7 @@ def test_llama_cpp_reads_the_same(gguf: Any, tmp_path: Path, english: str, layou
     other.eval(ids[:16])
     with torch.no_grad():
         expected = model(torch.tensor([ids[:16]]))[0]
-    limit = 1e-4 if dtype == "f32" else 1e-2
+    limit = 1e-2 if dtype == "f16" else 1e-3 if layout == "gpt2" else 1e-4
     assert np.abs(other.scores[:16] - expected.numpy()).max() <= limit * np.abs(expected.numpy()).max()
 
 
