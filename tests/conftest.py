@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import random
 import runpy
 import signal
@@ -20,6 +21,9 @@ from running import TRAIN, Answer, Script, Trained, as_options, command, environ
 signal.signal(
     signal.SIGINT, signal.default_int_handler
 )  # begun in the background, all that tests start would ignore it
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # threads that wait for each other wait long where more of them run than cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 Tables = dict[str, dict[str, Any]]
 

@@ -43,7 +43,7 @@ def test_the_two_lines_that_do_all() -> None:
     """One installs and trains, one installs and tests; both install from the project's own files."""
     start = "python -m venv .venv && . .venv/bin/activate && pip install -c constraints.txt -e "
     assert COMMANDS[0] == f"{start}. && python scripts/train.py"
-    assert COMMANDS[1] == f'{start}".[test]" && pytest'
+    assert COMMANDS[1] == f'{start}".[test]" && pytest -n 2'
     assert "python -m venv .venv; .venv\\Scripts\\Activate.ps1; pip install -c constraints.txt -e .;" in README
 
 
