@@ -272,11 +272,11 @@ def _remember(
 ) -> None:
     """Put the key and value of the token at ``place`` into the memory (G, C/64, K, 64), (G, K/16, C, 16).
 
-    Only of the key/value heads from ``first`` up to ``last``; ``qkv`` (H + 2G, K) changes.
+    Only of the key/value heads from ``first`` up to ``last``; ``qkv`` (G, H/G + 2, K) changes.
     """
     panel, column = place // PANEL, place % PANEL
     for g in range(first, last):
-        key, value = qkv[flags.n_head + g], qkv[flags.n_head + len(keys) + g]
+        key, value = qkv[g, -2], qkv[g, -1]
         _turn(key, outside.cos[place], outside.sin[place], flags, ONE)
         for i in range(len(key)):
             keys[g, panel, i, column] = key[i]
@@ -297,12 +297,13 @@ def _attend(
     last: int,
 ) -> None:
     """heads (H, K) = attention of the token at ``place``, of the query heads of those key/value heads alone."""
-    groups, scale = len(keys), ONE / np.sqrt(F32(qkv.shape[1]))
+    together, scale = qkv.shape[1] - 2, ONE / np.sqrt(F32(qkv.shape[2]))
     for g in range(first, last):
-        for h in range(g * flags.n_head // groups, (g + 1) * flags.n_head // groups):
-            _turn(qkv[h], outside.cos[place], outside.sin[place], flags, scale)
-            heads[h] = ZERO
-            _add_attention(qkv[h], keys[g], values[g], place + 1, heads[h])
+        for r in range(together):
+            query, head = qkv[g, r], heads[g * together + r]
+            _turn(query, outside.cos[place], outside.sin[place], flags, scale)
+            head[:] = ZERO
+            _add_attention(query, keys[g], values[g], place + 1, head)
 
 
 # ── tokens ──────────────────────────────────────────────────────────────────────────────────────────
@@ -328,7 +329,7 @@ def read(
     """
     outside, layers, flags = model
     (n_layer, groups), head_dim, n_token, n_head = keys.shape[1:3], keys.shape[4], len(tokens), flags.n_head
-    n_row = (n_head + 2 * groups) * head_dim
+    n_row = (n_head // groups + 2) * head_dim
     x, heads, up, gate = desk.x[:n_token], desk.heads[:n_token], desk.up[:n_token], desk.gate[:n_token]
     split_heads = heads.reshape(n_token, n_head, -1)
     g0, g1 = _share(crew, groups)
@@ -336,7 +337,9 @@ def read(
     d0, d1 = _share(crew, x.shape[1] // PANEL)
     f0, f1 = _share(crew, up.shape[1] // PANEL)
     v0, v1 = _share(crew, len(outside.head))
-    of_queries = min(max(q0, n_head * head_dim // PANEL), q1)  # up to there panels are of queries alone
+    alone = True  # each reads no other rows of Q, K and V than it has computed
+    for rank in range(crew.size):
+        alone &= desk.qkv.shape[1] // PANEL * rank // crew.size * PANEL == groups * rank // crew.size * n_row
     if crew.rank == 0:
         x[:] = outside.token_table[tokens] + outside.position_table[places]
         if flags.embedding_norm:
@@ -345,13 +348,12 @@ def read(
     for i in range(n_layer):
         normed = _normed(x, layers.attn_gain[i], layers.attn_shift[i], flags)
         needed = max(0, n_token - len(desk.logits)) if i == n_layer - 1 else 0  # of the rest keys and values alone
-        weight, bias = layers.qkv_weight[i], layers.qkv_bias[i]
-        _linear(normed[needed:], weight, bias, desk.qkv[needed:], q0, of_queries)
-        _linear(normed, weight, bias, desk.qkv, of_queries, q1)
-        meet(crew)
+        _linear(normed, layers.qkv_weight[i], layers.qkv_bias[i], desk.qkv, q0, q1)
+        if not alone:
+            meet(crew)
         for t in range(n_token):
             text, place = texts[t], places[t]
-            qkv = desk.qkv[t, :n_row].reshape(-1, head_dim)
+            qkv = desk.qkv[t, : groups * n_row].reshape(groups, -1, head_dim)
             _remember(qkv, keys[text, i], values[text, i], outside, flags, place, g0, g1)
             if t >= needed:
                 _attend(qkv, keys[text, i], values[text, i], outside, flags, place, split_heads[t], g0, g1)

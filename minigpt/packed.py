@@ -56,11 +56,19 @@ class Model(NamedTuple):
 
     @classmethod
     def of(cls, model: NormalForm) -> "Model":
-        """A float32 normal form, its rotary pairs side by side."""
+        """A float32 normal form: rotary pairs side by side, rows of Q, K and V by key/value head, (G, H/G + 2, K)."""
+        rows = np.arange(len(model.layers.qkv_bias[0])).reshape(-1, model.head_dim)
+        of_queries, of_keys, of_values = np.split(rows, [model.n_head, model.n_head + model.n_kv_head])
+        of_queries = of_queries.reshape(model.n_kv_head, -1, model.head_dim)
+        order = np.concatenate([of_queries, of_keys[:, None], of_values[:, None]], axis=1).ravel()
 
         def packed(layer: Layer) -> Layer:
             columns = layer.output_weight.reshape(-1, model.n_head, model.head_dim)
-            layer = layer._replace(output_weight=rounded(columns, WIDTH).reshape(len(columns), -1))
+            layer = layer._replace(
+                qkv_weight=layer.qkv_weight[order],
+                qkv_bias=layer.qkv_bias[order],
+                output_weight=rounded(columns, WIDTH).reshape(len(columns), -1),
+            )
             return Layer(*(panels(array) if array.ndim == 2 else rounded(array) for array in layer))
 
         layers = [packed(rearranged(layer, model)) for layer in model.per_layer()]
