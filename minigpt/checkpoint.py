@@ -183,6 +183,8 @@ def find_checkpoint(
     if which not in ("best", "last") and not (which.isascii() and which.isdigit()):
         raise UserError(f"checkpoint {which!r}: must be best, last, or the number of a step")
     if os.path.isfile(path):  # unlike the method of Path it has an answer for names that no system takes
+        if os.path.isfile(path.with_name("config.json")):
+            raise UserError(f"{path}: is part of a folder of transformers: give the folder, {path.parent}")
         found = read_checkpoint(path, verify=verify)
         if which.isdigit() and int(which) != found.step:
             raise UserError(f"{path}: this file is step {found.step}, not {which}")

@@ -195,7 +195,7 @@ def _cached_tokenizer(path: Path, data: DataConfig, split: Callable[[], Split]) 
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # not there, or damaged
         stored = json.loads(path.read_text(encoding="utf-8"))
         if stored["digest"] == digest(stored["tokenizer"]):  # one changed byte may leave another valid tokenizer
-            return tokenizer_from_dict(stored["tokenizer"])
+            return tokenizer_from_dict(stored["tokenizer"], unseen=data.unseen)
     texts = split().learning_texts(most=None if data.tokenizer == "char" else learning_bytes(data.vocab_size))
     tokenizer = train_tokenizer(data.tokenizer, texts, data.vocab_size)
     stored = {"tokenizer": tokenizer.to_dict(), "digest": digest(tokenizer.to_dict())}
@@ -203,7 +203,7 @@ def _cached_tokenizer(path: Path, data: DataConfig, split: Callable[[], Split]) 
         written = scratch / path.name
         written.write_text(json.dumps(stored), encoding="utf-8")
         os.replace(written, path)
-    return tokenizer
+    return tokenizer_from_dict(stored["tokenizer"], unseen=data.unseen)
 
 
 @contextmanager

@@ -114,8 +114,9 @@ def from_checkpoint(checkpoint: Checkpoint) -> NormalForm:
         raise UserError(
             f"{checkpoint.path}: a recurrent network (model.kind = {kind}); only a Transformer can be read here"
         )
+    tensors = checkpoint.tensors("model")
     try:
-        model = from_tensors(checkpoint.tensors("model"), checkpoint.config.model, np.float32)
+        model = from_tensors(tensors, checkpoint.config.model, np.float32)
         ids = tokenizer_from_dict(checkpoint.tokenizer).vocab_size
     except UserError as error:
         raise UserError(f"{checkpoint.path}: damaged: {error}") from None

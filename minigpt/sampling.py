@@ -219,8 +219,9 @@ class Text:
         banned: Collection[int] = (),
     ) -> Self:
         """A text that begins with a prompt; arguments and errors as ``generate``'s."""
-        if seed < 0:
-            raise UserError(f"seed = {seed}: must be a whole number of at least 0")
+        for name, number in (("seed", seed), ("max_new_tokens", max_new_tokens)):
+            if not isinstance(number, int | np.integer) or number < 0:
+                raise UserError(f"{name} = {number}: must be a whole number of at least 0")
         tokens = list(prompt_ids)
         if not tokens:
             assert end is not None, "an empty prompt begins with the end id"

@@ -104,8 +104,7 @@ def score_sliding(reader: Reader, tokens: Array, stride: int) -> TokenScores:
     window's. The perplexity is e to −Σ ln p ÷ the number of tokens predicted, which are all but the first; with S = C
     the first of each window has nothing before it and is left out, so that they are fewer than ``score``'s.
 
-    (The code of the guide weights the mean of each window by one token less than it is of, which tells only where
-    windows are few or S is small.)
+    (The code of the guide weighs windows otherwise: see ``guide_perplexity``.)
 
     Raises:
         UserError: for a stride that would leave tokens out.
@@ -124,6 +123,21 @@ def score_sliding(reader: Reader, tokens: Array, stride: int) -> TokenScores:
         if done == len(tokens):
             break
     return _joined(parts)
+
+
+def guide_perplexity(scores: TokenScores, context: int, stride: int) -> float:
+    """The perplexity of ``score_sliding``'s tokens to the digits of the guide's code.
+
+    It takes the mean of each window after the first for one of a token less than it is of; with a stride of 1 the first
+    window alone counts.
+    """
+    losses, first = -scores.log_probability, min(context - 1, len(scores.token))
+    windows = [losses[:first], *(losses[at : at + stride] for at in range(first, len(losses), stride))]
+    weights = [first, *(len(window) - 1 for window in windows[1:])]
+    if stride == context:  # the first of each window is not predicted
+        return math.exp(min(float(losses.mean()), 700.0))
+    loss = sum(float(window.mean()) * weight for window, weight in zip(windows, weights, strict=True)) / sum(weights)
+    return math.exp(min(loss, 700.0))
 
 
 def _joined(parts: Iterable[TokenScores]) -> TokenScores:

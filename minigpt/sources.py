@@ -69,7 +69,7 @@ def open_source(data: DataConfig, downloads: Path) -> Source:
     encoding_name(data.encoding)
     if not data.source:
         raise UserError(
-            "data.source is empty: no such file or folder; weights from elsewhere bring no text: name one, by "
+            "data.source is empty: weights from elsewhere bring no text: name one, by "
             "--data.source to train, by --file or --text elsewhere"
         )
     if data.source == "tales":

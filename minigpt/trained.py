@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 
@@ -137,7 +137,7 @@ class TrainedModel:
         return encoded(self.tokenizer, normalise_newlines(text), say)
 
 
-def load(run: str | Path, which: str = "best", *, unseen: Unseen | None = None) -> TrainedModel:
+def load(run: str | Path, which: str | int = "best", *, unseen: Unseen | None = None) -> TrainedModel:
     """A run's folder or one checkpoint file, ready to write and to be looked into.
 
     Args:
@@ -148,5 +148,7 @@ def load(run: str | Path, which: str = "best", *, unseen: Unseen | None = None) 
     Raises:
         UserError: saying what there is instead.
     """
-    checkpoint = find_checkpoint(run, which)
+    if unseen not in (None, *get_args(Unseen)):
+        raise UserError(f"unseen = {unseen!r}: must be one of {', '.join(get_args(Unseen))}")
+    checkpoint = find_checkpoint(run, str(which))
     return TrainedModel(checkpoint, tokenizer_from_dict(checkpoint.tokenizer, unseen=unseen))

@@ -16,8 +16,9 @@ predicted.
 
 Windows have the context's length and do not overlap. With --stride N one begins
 every N tokens, and what no window before it held is predicted in it, from at
-least the context less N tokens: the perplexity of Hugging Face's guide
-"Perplexity of fixed-length models".
+least the context less N tokens, as in Hugging Face's guide "Perplexity of
+fixed-length models"; the guide's code weighs windows a little otherwise, so that
+its number is told as well.
 """
 
 from minigpt.signals import quiet_interrupts
@@ -36,7 +37,7 @@ from minigpt.cli import parse_options, run_script
 from minigpt.console import counted, say
 from minigpt.engines import reading_engine
 from minigpt.errors import UserError
-from minigpt.scoring import TokenScore, score, score_sliding
+from minigpt.scoring import TokenScore, guide_perplexity, score, score_sliding
 from minigpt.tasks import judge
 from minigpt.text_options import PARTS, add_text_options, asked_text
 from minigpt.tokenizer import tokenizer_from_dict
@@ -78,7 +79,10 @@ def main() -> int:
         "bits_per_byte": result.bits_per_byte,
     }
     if options.stride is not None:
-        answer["stride"] = options.stride
+        answer |= {
+            "stride": options.stride,
+            "guide_perplexity": guide_perplexity(scores, engine.context_length, options.stride),
+        }
     if asked.targets is not None:
         answer["accuracy"] = result.accuracy
     if options.per_token:
@@ -90,6 +94,8 @@ def main() -> int:
         windows = f"windows of {engine.context_length}{f', one every {options.stride}' if options.stride else ''}"
         print(f"{name}, step {checkpoint.step}: {counted(result.n_token, 'token')} in {windows}")
         print(f"loss {result.loss:.4f}   perplexity {result.perplexity:.3f}   bits per byte {result.bits_per_byte:.4f}")
+        if options.stride is not None:
+            print(f"perplexity by the weights of the guide's code: {answer['guide_perplexity']:.3f}")
         if asked.targets is not None:
             print(f"right: {result.accuracy:.1%} of what the task asks for")
     if checkpoint.config.data.source == "tales" and not (options.text or options.file) and options.source in PARTS:

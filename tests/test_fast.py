@@ -55,6 +55,14 @@ def assert_all_logits_equal(model: NormalForm, n_prompt: int = 0, limit: float =
     assert memory.lengths[0] == len(tokens)
 
 
+def rounding(model: NormalForm) -> float:
+    """How far NumPy in float32 is from the specification, to the largest logit: where norms divide by very little."""
+    tokens = np.random.default_rng(1).integers(model.vocab_size, size=model.context_length)
+    reference, engine = forward(model, tokens), PlainEngine(model.astype(np.float32))
+    logits = engine.all_logits(tokens, engine.new_memory())
+    return float((np.abs(logits - reference).max(axis=-1) / np.abs(reference).max(axis=-1)).max())
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("n_prompt", [0, 5])
 def test_logits_are_those_of_the_specification(layout: str, n_prompt: int) -> None:
@@ -84,7 +92,8 @@ def test_any_layout_is_right(data: st.DataObject) -> None:
         tie_embeddings=data.draw(flag),
         logit_softcap=one_of(0.0, 15.0),
     )
-    assert_all_logits_equal(model_of(config), n_prompt=one_of(0, 2), limit=3e-5)  # some norms divide by very little
+    model = model_of(config)
+    assert_all_logits_equal(model, n_prompt=one_of(0, 2), limit=max(1e-5, 5 * rounding(model)))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)

@@ -88,6 +88,15 @@ def _edit(folder: Path, name: str, **changes: Any) -> None:
         (lambda f: _leave_out(f, "model.embed_tokens.weight"), "tensor token_embedding.weight is missing"),
         (lambda f: save_file({"odd": np.ones(2)}, f / "model-2.safetensors"), "tensor odd: this project's network has"),
         (lambda f: save_file({"odd": np.ones(2, int)}, f / "model-2.safetensors"), "weights are read as F32"),
+        (lambda f: _put(f, "model.embed_tokens.weight", np.float32(1)), "embed_tokens.weight is a single number"),
+        (lambda f: _two_heads(f), "tie_word_embeddings is true, and lm_head.weight is another matrix"),
+        (lambda f: _index(f, "model-2-of-2.safetensors"), "model-2-of-2.safetensors is missing, a part of the weights"),
+        (lambda f: _edit(f, "tokenizer.json", normalizer={"type": "NFC"}), "it changes the text first (normalizer)"),
+        (lambda f: _edit(f, "tokenizer.json", post_processor={"type": "RobertaProcessing"}), "tokens around each text"),
+        (lambda f: _bpe(f, end_of_word_suffix="</w>"), "it marks parts of words (end_of_word_suffix = '</w>')"),
+        (lambda f: _bpe(f, type="WordPiece"), "it is of the kind WordPiece, no BPE"),
+        (lambda f: _bpe(f, vocab={}), "parts that a byte-level BPE has are missing or of another kind"),
+        (lambda f: _edit(f, "tokenizer.json", added_tokens=[{"id": 5, "content": "a", "special": False}]), "('a' in"),
     ],
 )  # fmt: skip
 def test_folders_that_can_not_be_read(folder: Path, spoil: Callable[[Path], object], words: str) -> None:
@@ -96,6 +105,39 @@ def test_folders_that_can_not_be_read(folder: Path, spoil: Callable[[Path], obje
         find_checkpoint(folder).tensors("model")
     assert words in str(refused.value)
     assert str(folder) in str(refused.value)
+
+
+def _bpe(folder: Path, **changes: Any) -> None:
+    model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    _edit(folder, "tokenizer.json", model=model | changes)
+
+
+def _index(folder: Path, name: str) -> None:
+    text = json.dumps({"weight_map": {"model.norm.weight": name}})
+    (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
+def _put(folder: Path, name: str, array: Any) -> None:
+    save_file(load_file(folder / "model.safetensors") | {name: np.asarray(array)}, folder / "model.safetensors")
+
+
+def _two_heads(folder: Path) -> None:
+    _edit(folder, "config.json", tie_word_embeddings=True)
+    _put(folder, "lm_head.weight", 1 + load_file(folder / "model.safetensors")["model.embed_tokens.weight"])
+
+
+def test_a_tokenizer_file_of_old_says_no_kind(folder: Path) -> None:
+    before, text = find_checkpoint(folder).tokenizer, (folder / "tokenizer.json").read_text(encoding="utf-8")
+    values = json.loads(text)
+    del values["model"]["type"]
+    (folder / "tokenizer.json").write_text(json.dumps(values), encoding="utf-8")
+    assert find_checkpoint(folder).tokenizer == before
+
+
+def test_a_file_of_the_folder_is_not_the_folder(folder: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        with pytest.raises(UserError, match=f"{name}: is part of a folder of transformers: give the folder, "):
+            find_checkpoint(folder / name)
 
 
 def _leave_out(folder: Path, name: str) -> None:

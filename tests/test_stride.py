@@ -11,12 +11,12 @@ from minigpt import plain
 from minigpt.checkpoint import find_checkpoint
 from minigpt.normal_form import Array, NormalForm, from_checkpoint
 from minigpt.plain import PlainEngine
-from minigpt.scoring import score, score_sliding
+from minigpt.scoring import guide_perplexity, score, score_sliding
 from minigpt.tokenizer import tokenizer_from_dict
 
 
 def by_the_guide(model: NormalForm, tokens: Array, stride: int) -> tuple[float, float, int]:
-    """Perplexity, that with the guide's weights of windows, and tokens predicted."""
+    """Perplexity, that by the guide's own weights of windows, and tokens predicted."""
     total, weighted, count, weight, previous_end = 0.0, 0.0, 0, 0, 0
     for begin in range(0, len(tokens), stride):
         end = min(begin + model.context_length, len(tokens))
@@ -25,7 +25,7 @@ def by_the_guide(model: NormalForm, tokens: Array, stride: int) -> tuple[float, 
         losses = [-math.log(plain.softmax(logits[at - 1])[tokens[begin + at]]) for at in range(1, end - begin)]
         losses = losses[-target_length:]  # labels before are −100; the first of a window has no logits
         total, count = total + sum(losses), count + len(losses)
-        if losses:  # the mean is weighted by target_length − 1, as if it were of so many
+        if losses:  # the mean is weighted by one less than there are labels
             weighted += float(np.mean(losses)) * (target_length - 1)
             weight += target_length - 1
         previous_end = end
@@ -56,10 +56,12 @@ def test_it_is_the_guides_perplexity(model: NormalForm, tokens: Array, stride: i
         np.testing.assert_array_equal(scores.token, tokens[1:length])
 
 
-def test_the_guides_weights_of_windows_tell_in_the_fourth_place(model: NormalForm, tokens: Array) -> None:
-    for stride in (8, 15, 16):
-        exact, weighted, _ = by_the_guide(model, tokens, stride)
-        assert weighted == pytest.approx(exact, rel=1e-3)
+@pytest.mark.parametrize("stride", [1, 3, 8, 15, 16])
+@pytest.mark.parametrize("length", [2, 16, 17, 33, 700])
+def test_to_the_digits_of_the_guides_code(model: NormalForm, tokens: Array, stride: int, length: int) -> None:
+    _, weighted, _ = by_the_guide(model, tokens[:length], stride)
+    scores = score_sliding(PlainEngine(model), tokens[:length], stride)
+    assert guide_perplexity(scores, 16, stride) == pytest.approx(weighted, rel=1e-5)
 
 
 def test_a_stride_of_the_context_leaves_out_what_begins_a_window(model: NormalForm, tokens: Array) -> None:

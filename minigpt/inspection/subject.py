@@ -129,8 +129,9 @@ def repeated(subject: Subject, n_token: int, count: int) -> NDArray[np.int64]:
     most = (subject.context_length - 1) // 2
     if not 2 <= n_token <= most:
         raise UserError(f"--repeated = {n_token}: must be at least 2 and at most {most}, half the context")
-    known, random = subject.model.vocab_size - 1, np.random.default_rng(subject.checkpoint.config.run.seed)
-    drawn = [1 + random.choice(known, n_token, replace=n_token > known) for _ in range(count)]
+    random = np.random.default_rng(subject.checkpoint.config.run.seed)
+    known = np.setdiff1d(np.arange(subject.tokenizer.vocab_size), [END, *subject.tokenizer.undefined_ids])
+    drawn = [random.choice(known, n_token, replace=n_token > len(known)) for _ in range(count)]
     return np.array([[END, *tokens, *tokens] for tokens in drawn])
 
 

@@ -98,32 +98,46 @@ def read_fast(spec: Mapping[str, Any], end: int, size: int) -> tuple[Tokenizer, 
     """
     try:
         return _read_fast(spec, end, size)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise UserError(f"not a byte-level BPE as this project can hold ({type(error).__name__}: {error})") from None
+    except UserError as error:
+        raise UserError(f"not a tokenizer that this project can hold: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        raise UserError(
+            "not a tokenizer that this project can hold: parts that a byte-level BPE has are missing or of another kind"
+        ) from None
 
 
 def _read_fast(spec: Mapping[str, Any], end: int, size: int) -> tuple[Tokenizer, list[int]]:
     model, byte_of = spec["model"], byte_letters()
-    if model["type"] != "BPE" or spec.get("normalizer") is not None:
-        raise ValueError("it is no BPE, or changes the text first")
+    if (kind := model.get("type", "BPE")) != "BPE":
+        raise UserError(f"it is of the kind {kind}, no BPE")
+    if spec.get("normalizer") is not None:
+        raise UserError("it changes the text first (normalizer)")
+    for key in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key):
+            raise UserError(f"it marks parts of words ({key} = {model[key]!r})")
+    after: Mapping[str, Any] = spec.get("post_processor") or {"type": "ByteLevel"}
+    if any(step["type"] != "ByteLevel" for step in after.get("processors", [after])):
+        raise UserError("it puts tokens around each text (post_processor)")
+    if read := [entry["content"] for entry in spec.get("added_tokens", ()) if not entry["special"]]:
+        raise UserError(f"it has words of its own beside the merges ({read[0]!r} in added_tokens)")
     pattern = _pattern(spec["pre_tokenizer"])
     special = {entry["id"] for entry in spec.get("added_tokens", ())} | {end}
     vocab: dict[str, int] = {text: token for text, token in model["vocab"].items() if token not in special}
     bytes_of = {token: bytes(byte_of[letter] for letter in text) for text, token in vocab.items()}
     if not 0 <= end < size or max(bytes_of) >= size:
-        raise ValueError(f"it has ids that the network, of {size}, lacks")
+        raise UserError(f"it has ids that the network, of {size}, lacks")
     theirs = [end, *(token for token in range(size) if token != end)]
     tokens = [bytes_of.get(token) for token in theirs[1:]]
     merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
     made = [vocab[left + right] for left, right in merges]
     if made != sorted(made):
-        raise ValueError("its merges do not stand in the order of their ids")
+        raise UserError("its merges do not stand in the order of their ids")
     if pattern != CHARACTER:
         name = "byte" if tuple(tokens) == BYTES else "bpe"
         return BpeTokenizer(name, tokens, pattern), theirs
     own = [token for token in tokens if token is not None]
     if len(own) < len(tokens):
-        raise ValueError(f"it reads {len(own) + 1} characters, and the network has {size} ids")
+        raise UserError(f"it reads {len(own) + 1} characters, and the network has {size} ids")
     fallback = tuple(own[:256]) == BYTES
     characters = b"".join(own[256 if fallback else 0 :]).decode()
     unseen = "replace" if model.get("unk_token") else "stop"
@@ -134,10 +148,10 @@ def _pattern(pre_tokenizer: Mapping[str, Any]) -> str:
     """The pattern that splits text before bytes are taken."""
     steps = pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
     if any(step.get("add_prefix_space") for step in steps) or steps[-1]["type"] != "ByteLevel":
-        raise ValueError("it is not byte-level, or puts a space in front")
+        raise UserError("it is not byte-level, or puts a space in front")
     if len(steps) == 1 and steps[0].get("use_regex", True):
         return SPLIT_PATTERN
     split = steps[0]
     if len(steps) != 2 or split["type"] != "Split" or (split["behavior"], split["invert"]) != ("Isolated", False):
-        raise ValueError("it splits text in several ways")
+        raise UserError("it splits text in several ways")
     return split["pattern"]["Regex"]

@@ -3,8 +3,10 @@
 Sources: the specification (github.com/ggml-org/ggml, docs/gguf.md) and llama.cpp's ``convert_hf_to_gguf.py``.
 """
 
+import contextlib
 import importlib
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +60,6 @@ def write_gguf(checkpoint: Checkpoint, path: Path, dtype: str) -> str:
     Raises:
         UserError: if the format can't hold it, the checkpoint is damaged, or the file is there or can't be written.
     """
-    gguf = _library()
     if os.path.lexists(path):
         raise UserError(f"--out {path}: there is something of that name; name a new file")
     from_checkpoint(checkpoint)  # refuses what is damaged
@@ -69,7 +70,8 @@ def write_gguf(checkpoint: Checkpoint, path: Path, dtype: str) -> str:
     except UserError as error:
         raise UserError(f"{checkpoint.path}: {error}") from None
     tensors = _paired(layout, their_tensors(layout, checkpoint.tensors("model"), config), config)
-    beside = path.with_name(f".{path.name}.tmp")
+    gguf = _library()
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         writer = gguf.GGUFWriter(beside, layout.model_type)
@@ -86,9 +88,10 @@ def write_gguf(checkpoint: Checkpoint, path: Path, dtype: str) -> str:
         writer.close()
         os.replace(beside, path)
     except OSError as error:
-        raise UserError(f"could not write {path} ({error.strerror or error}): is the disk full?") from None
+        raise UserError(f"could not write {path} ({error.strerror or error}); name another --out") from None
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
     return "llama.cpp computes GELU by tanh, this network exactly: it differs a little" if config.mlp == "gelu" else ""
 
 

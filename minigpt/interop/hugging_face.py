@@ -7,6 +7,7 @@ Nothing in it is executed, and transformers itself is not needed.
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,9 +65,9 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> Layout:
 def _write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write beside, then rename."""
     folder = Path(os.path.abspath(folder))  # "." has no name to write beside
-    beside = folder.with_name(f".{folder.name}.tmp")
+    beside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
     try:
-        shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed
+        beside.mkdir(parents=True)
         for name, content in files.items():
             write_whole(beside / name, content)
         if folder.is_dir():
@@ -103,6 +104,8 @@ class FolderCheckpoint(Checkpoint):
             from_tensors(tensors, self.config.model, np.float32)  # refuses what does not fit
         except UserError as error:
             raise UserError(f"{self.path}: {error}") from None
+        except (MemoryError, ValueError, OverflowError) as error:
+            raise UserError(f"{self.path}: its configuration asks for absurd arrays ({error})") from None
         return tensors
 
 
@@ -117,8 +120,12 @@ def read_folder(folder: Path, which: str) -> FolderCheckpoint:
     values = _json(folder, "config.json")
     try:
         layout, model = model_values(values)
-    except (UserError, TypeError, ValueError, AttributeError) as error:
+    except UserError as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from None
+    except (TypeError, ValueError, AttributeError, KeyError):
+        raise UserError(
+            f"{folder / 'config.json'}: values are missing, or of another kind than transformers writes them"
+        ) from None
     end, size = _end(folder, values), values.get("vocab_size")
     if not isinstance(size, int) or not 2 <= size <= LARGEST_VOCAB:
         raise UserError(f"{folder / 'config.json'}: vocab_size = {size}: must be from 2 to {LARGEST_VOCAB}")
@@ -182,7 +189,14 @@ def _weights(folder: Path) -> dict[str, Array]:
     """All tensors of a folder in float32, under the names that its class has them by."""
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
-        raise UserError("there is no model.safetensors in it; weights in other files are not read")
+        raise UserError(
+            "there is no model.safetensors in it; weights in other files are not read: save them anew, by "
+            "save_pretrained of transformers"
+        )
+    if (folder / "model.safetensors.index.json").is_file():
+        there = set(_json(folder, "model.safetensors.index.json").get("weight_map", {}).values())
+        if missing := sorted(there - {path.name for path in files}):
+            raise UserError(f"{missing[0]} is missing, a part of the weights")
     tensors: dict[str, Array] = {}
     for path in files:
         try:
@@ -201,8 +215,7 @@ def _array(name: str, entry: Mapping[str, Any]) -> Array:
     elif entry["dtype"] in _DTYPES:
         flat = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]])
     elif _MASKS.fullmatch(f"transformer.{name}") or _MASKS.fullmatch(name):
-        flat = np.frombuffer(entry["data"], np.uint8)  # of truth values, and not kept
-        return flat
+        return np.frombuffer(entry["data"], np.uint8)  # of truth values, and not kept
     else:
         raise UserError(f"tensor {name} is of type {entry['dtype']}; weights are read as F32, F16, BF16 or F64")
     return flat.astype(np.float32).reshape(entry["shape"])

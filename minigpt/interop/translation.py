@@ -67,9 +67,12 @@ def model_values(values: Mapping[str, Any]) -> tuple[Layout, dict[str, Any]]:
     if not layouts:
         known = ", ".join(dict.fromkeys(layout.model_type for layout in LAYOUTS))
         raise UserError(f"model_type = {values.get('model_type')!r}: this project can hold {known}")
+    if values.get("activation_function") == "gelu_pytorch_tanh":  # another name
+        values = {**values, "activation_function": "gelu_new"}
     layout = next((layout for layout in layouts if not layout.wrong_settings(values)), layouts[0])
     for key, found in layout.wrong_settings(values).items():
-        raise UserError(f"{key} = {word(found)}: this project's network has {word(layout.fixed[key][0])}")
+        known = " or ".join(dict.fromkeys(word(layout.fixed[key][0]) for layout in layouts))
+        raise UserError(f"{key} = {word(found)}: this project's network has {known}; such weights can't be read")
     model = {ours: values.get(theirs) for ours, theirs in layout.numbers.items()}
     for ours, derived in (("d_ff", 0), ("n_kv_head", 0)):  # null in some files
         model[ours] = model.get(ours) or derived
@@ -89,8 +92,14 @@ def our_tensors(layout: Layout, arrays: Mapping[str, Array], config: ModelConfig
     if config.n_layer > len(arrays):
         raise UserError(f"model.n_layer = {config.n_layer}: there are no tensors of so many blocks")
     left = dict(arrays)
-    if config.tie_embeddings:
-        left.pop("lm_head.weight", None)
+    for name, array in arrays.items():
+        if not array.ndim:
+            raise UserError(f"tensor {name} is a single number")
+    head, embedding = left.get("lm_head.weight"), left.get(f"{layout.modules['token_embedding']}.weight")
+    if config.tie_embeddings and head is not None and embedding is not None:
+        if not np.array_equal(head, embedding):
+            raise UserError("tie_word_embeddings is true, and lm_head.weight is another matrix than the embedding's")
+        del left["lm_head.weight"]
     for name in (name.format(i) for name in QK_GAINS for i in range(config.n_layer)):
         if not np.all(left.pop(name, np.ones(1)) == 1):
             raise UserError(f"{name}: this project's norm of queries and keys has no weights; these are not all 1")
