@@ -302,6 +302,8 @@ def _nothing_there(path: Path) -> str:
         return f"{path}: this run has no checkpoint yet"
     else:
         around, problem = path, "not a run folder (it has no checkpoints)"
+    if not path.exists() and not path.is_absolute() and len(path.parts) <= 2 and not around.is_dir():
+        problem += ", and nothing is downloaded: of a model elsewhere give a folder that is here"
     runs = sorted(str(folder.parent) for folder in around.glob("*/checkpoints"))
     there = f"runs here: {', '.join(runs[:20])}" if runs else f"{around} holds no runs; scripts/train.py makes one"
     return f"{path}: {problem}; {there}"

@@ -23,8 +23,10 @@ from pathlib import Path
 from minigpt.checkpoint import find_checkpoint
 from minigpt.cli import parse_options, run_script
 from minigpt.errors import UserError
+from minigpt.interop.fast_tokenizer import difference
 from minigpt.interop.gguf_file import write_gguf
 from minigpt.interop.hugging_face import write_folder
+from minigpt.tokenizer import tokenizer_from_dict
 
 
 def main() -> None:
@@ -44,7 +46,8 @@ def main() -> None:
         dtype = options.dtype or "f32"
         note, form = write_gguf(checkpoint, options.out, dtype), f"GGUF, {dtype}"
     else:
-        note, form = "", write_folder(checkpoint, options.out).architecture
+        form = write_folder(checkpoint, options.out).architecture
+        note = difference(tokenizer_from_dict(checkpoint.tokenizer))
     print(f"{options.out}: step {checkpoint.step} of {options.run} as {form}")
     if note:
         print(note)

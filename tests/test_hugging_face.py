@@ -143,7 +143,9 @@ def test_no_class_for_it(tmp_path: Path, english: str, model: dict[str, Any], wo
 def test_script(tmp_path: Path, trained: Trained, script: Script) -> None:
     """Written whole; a folder in use is left alone; generate.py and evaluate.py take it as they take the run."""
     out = tmp_path / "there"
-    assert script(EXPORT, trained.path, "--out", out).out.endswith("as NanoChatForCausalLM\n")
+    told = script(EXPORT, trained.path, "--out", out).out.splitlines()
+    assert told[0].endswith("as NanoChatForCausalLM")
+    assert told[1:] == ["AutoTokenizer drops characters that the tokenizer has never seen; here they are refused"]
     names = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert {path.name for path in out.iterdir()} == names
     assert [path.name for path in tmp_path.iterdir()] == ["there"]

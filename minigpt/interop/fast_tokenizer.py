@@ -66,6 +66,12 @@ def _fast(tokenizer: Tokenizer) -> str:
     return fast.to_str(pretty=True)
 
 
+def difference(tokenizer: Tokenizer) -> str:
+    """In what a fast tokenizer is not as this one, in a sentence; empty: in nothing."""
+    stops = isinstance(tokenizer, CharTokenizer) and not tokenizer.byte_fallback and tokenizer.unseen == "stop"
+    return "AutoTokenizer drops characters that the tokenizer has never seen; here they are refused" if stops else ""
+
+
 @cache
 def _letters() -> dict[int, str]:
     return {byte: letter for letter, byte in byte_letters().items()}
