@@ -137,7 +137,8 @@ def _add_linear(x: Array, weight: Array, bias: Array, y: Array, first: int, last
     """
     together = len(x) // TOGETHER * TOGETHER
     for t in range(len(x)):
-        y[t, first * PANEL : last * PANEL] += bias[first * PANEL : last * PANEL]
+        for place in range(first * PANEL, last * PANEL, WIDTH):
+            add_to(y[t], place, load(bias, place))
     for panel in range(first, last):
         for t in range(0, together, TOGETHER):
             _add_tile(x, weight, y, t, panel)
@@ -175,7 +176,7 @@ def _add_weighted(weights: Array, rows: Array, y: Array) -> None:
 
 @_compiled
 def _norm(x: Array, gain: Array, shift: Array, flags: Flags, y: Array) -> None:
-    """y = layer_norm(x) or rms_norm(x), times gain plus shift."""
+    """y = layer_norm(x) or rms_norm(x), times gain plus shift; y may be x."""
     mean, epsilon, width = ZERO, F32(RMS_NORM_EPSILON), flags.d_model
     if flags.centred:
         epsilon = F32(LAYER_NORM_EPSILON)
@@ -341,9 +342,11 @@ def read(
     for rank in range(crew.size):
         alone &= desk.qkv.shape[1] // PANEL * rank // crew.size * PANEL == groups * rank // crew.size * n_row
     if crew.rank == 0:
-        x[:] = outside.token_table[tokens] + outside.position_table[places]
-        if flags.embedding_norm:
-            x[:] = _normed(x, outside.embedding_gain, outside.embedding_shift, flags)
+        for t in range(n_token):
+            for i in range(x.shape[1]):
+                x[t, i] = outside.token_table[tokens[t], i] + outside.position_table[places[t], i]
+            if flags.embedding_norm:
+                _norm(x[t], outside.embedding_gain, outside.embedding_shift, flags, x[t])
     meet(crew)
     for i in range(n_layer):
         normed = _normed(x, layers.attn_gain[i], layers.attn_shift[i], flags)
@@ -486,10 +489,12 @@ def write(
             logits = desk.logits[t, : len(law.banned)]
             desk.ids[text, n] = choose(logits, law, law.seen[text], uniforms[text, n])
         meet(crew)
-        tokens = desk.ids[:, n].copy()
-        going = going[(tokens[going] >= 0) & (tokens[going] != law.end)]
-        if len(going) == 0:
-            break
-        if law.repetition_penalty != 1:
-            for text in going:
+        tokens, left = desk.ids[:, n].copy(), 0
+        for text in going:
+            if 0 <= tokens[text] != law.end:
                 law.seen[text, tokens[text]] = True
+                going[left] = text
+                left += 1
+        going = going[:left]
+        if left == 0:
+            break
