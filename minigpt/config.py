@@ -74,7 +74,7 @@ class DataConfig(Section):
     text_field: str = Field(default="text", description="field of .jsonl and .csv that holds the text")
     encoding: str = Field(default="utf-8", description="encoding of the text files")
     unseen: Literal["stop", "skip", "replace"] = Field(
-        default="stop", description="characters that the tokenizer of --init-from has never seen"
+        default="stop", description="characters that the tokenizer has never seen"
     )
     cache_dir: str = Field(default="auto", description="folder for token files and downloads")
 

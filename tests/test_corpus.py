@@ -48,6 +48,13 @@ def test_ids_above_65535_get_four_bytes(tmp_path: Path) -> None:
     assert corpus.tokenizer.decode([*corpus.train.tolist(), *corpus.val.tolist()]) == text
 
 
+def test_what_becomes_of_unseen_characters_is_kept_with_the_tokenizer(tmp_path: Path) -> None:
+    """Also where the tokenizer is found as another run left it."""
+    for unseen in ("stop", "skip", "replace", "stop"):
+        corpus = open_text(tmp_path, ENGLISH * 20, tokenizer="char", unseen=unseen)
+        assert corpus.tokenizer.to_dict()["unseen"] == unseen
+
+
 def test_control_strings_in_the_text_are_text(tmp_path: Path) -> None:
     for tokenizer in ("char", "byte", "bpe"):
         corpus = open_text(tmp_path, "one<|endoftext|>two<|end|>three\n" * 20, tokenizer=tokenizer)
