@@ -209,19 +209,22 @@ def _activate(up: Array, gate: Array, activation: int) -> None:
 
 # ── attention ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-LOG2_E, LN_2 = F32(1 / math.log(2)), F32(math.log(2))
+LOG2_E = F32(1 / math.log(2))
+LN_2 = F32(0.693359375)  # its first bits, so that a whole number times it is exact
+LN_2_REST = F32(math.log(2) - 0.693359375)
 C2, C3, C4, C5, C6, C7 = (F32(1 / math.factorial(n)) for n in range(2, 8))
 LOWEST = F32(-80)  # e⁻⁸⁰ is nothing beside 1, and no denormal number
 
 
-@_compiled
+@partial(_jit, fastmath={"contract"})  # in any order the two parts of ln 2 would be one again
 def exponentiate(x: Array, scratch: Array) -> None:
     """x = eˣ for x ≤ 0, to 2e-7: 2ⁿ eʳ with |r| ≤ ln 2 / 2, by Taylor's series. The library's own runs in no vector."""
     powers = scratch.view(np.float32)
     for i in range(len(x)):
         value = LOWEST if x[i] < LOWEST else x[i]
         exponent = np.int32(value * LOG2_E + F32(127.5))  # n + 127: as a float holds it
-        r = value - F32(exponent - np.int32(127)) * LN_2
+        n = F32(exponent - np.int32(127))
+        r = value - n * LN_2 - n * LN_2_REST
         x[i] = ONE + r * (ONE + r * (C2 + r * (C3 + r * (C4 + r * (C5 + r * (C6 + r * C7))))))
         scratch[i] = exponent << 23
     for i in range(len(x)):
