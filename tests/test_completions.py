@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
@@ -21,11 +22,13 @@ from exploring import EXPLORE, serving
 from running import GENERATE, Script, Trained, command, environment
 
 from minigpt import plain
+from minigpt.bpe import BYTES, SPLIT_PATTERN
 from minigpt.checkpoint import find_checkpoint
 from minigpt.explorer.making import Made, Wish, made
 from minigpt.explorer.payload import load_model
+from minigpt.normal_form import Array
 from minigpt.sampling import SamplingOptions
-from minigpt.tokenizer import tokenizer_from_dict, train_tokenizer
+from minigpt.tokenizer import END, BpeTokenizer, CharTokenizer, tokenizer_from_dict, train_tokenizer
 
 pytest.importorskip("uvicorn", reason='pip install -e ".[serve]"')
 
@@ -34,7 +37,7 @@ from minigpt.explorer import turns
 from minigpt.explorer.completions import Completions
 from minigpt.explorer.orders import Order, Piece, Writer
 from minigpt.explorer.server import Service
-from minigpt.explorer.token_logprobs import shown, text_offsets
+from minigpt.explorer.token_logprobs import TokenLogprobs, scored, shown, text_offsets
 
 ENGINE = "numba" if importlib.util.find_spec("numba") else "numpy"
 
@@ -192,6 +195,43 @@ def test_tokens_that_are_parts_of_characters() -> None:
     assert [shown(tokenizer, token) for token in ids] == ["a", "bytes:\\xc3", "bytes:\\xa9"]
     assert text_offsets(tokenizer, ids, ids) == [0, 1, 1, 2, 3, 3]
     assert text_offsets(tokenizer, ids[:2], ids[2:]) == [0, 1, 2], "half a character is shown as one"
+
+
+@dataclass
+class Certain:
+    """Reads the same logits at every place."""
+
+    row: list[float]
+    context_length: int = 8
+
+    def new_memory(self) -> None: ...
+
+    def all_logits(self, tokens: Array, memory: None) -> Array:
+        return np.tile(self.row, (len(tokens), 1))
+
+
+def test_the_likeliest_are_tokens_that_stand_for_something() -> None:
+    tokenizer = BpeTokenizer("padded", [*BYTES, None, None], SPLIT_PATTERN)
+    row = np.zeros(tokenizer.vocab_size)
+    row[[257, 258, END, 98]] = 9, 8, 7, 6
+    told = TokenLogprobs()
+    list(scored(Certain(row.tolist()), tokenizer, [98, 98, 98], told, 2))
+    assert told.tokens == ["a", "a", "a"]
+    assert [list(top or ()) for top in told.top_logprobs] == [[], ["<|end|>", "a"], ["<|end|>", "a"]]
+    np.testing.assert_allclose(np.diff(list((told.top_logprobs[1] or {}).values())), -1)
+
+
+def test_of_tokens_with_one_text_the_likelier_is_told() -> None:
+    tokenizer = CharTokenizer("a", byte_fallback=True)
+    byte, character = 98, 257
+    row = np.zeros(tokenizer.vocab_size)
+    for likelier, other in ((byte, character), (character, byte)):
+        row[[likelier, other]] = 9, 8
+        told = TokenLogprobs()
+        list(scored(Certain(row.tolist()), tokenizer, [other, other], told, 1))
+        top, own = told.top_logprobs[1], told.token_logprobs[1]
+        assert top and own is not None and list(top) == ["a"]
+        np.testing.assert_allclose(top["a"], own + 1)
 
 
 def test_a_text_can_be_scored_alone(api: Api) -> None:
