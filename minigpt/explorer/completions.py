@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from minigpt.errors import UserError
-from minigpt.explorer.completion_request import CompletionRequest, order_of, parsed
+from minigpt.explorer.completion_request import CompletionRequest, key_named, order_of, parsed
 from minigpt.explorer.guard import HEADERS, Guard, Refused, whole_body
 from minigpt.explorer.orders import Finished, Order, Piece, Writer
 from minigpt.explorer.payload import Model
@@ -84,7 +84,7 @@ class Completions:
             answer.order = order_of(answer.asked, self.tokenizer, self.writer.form.vocab_size)
             yield from self.writer.pieces(answer.order)
         except UserError as error:
-            raise Refused(400, str(error)) from None
+            raise Refused(400, str(error), param=key_named(str(error))) from None
 
     def _check_model(self, name: str) -> None:
         if name != self.name:

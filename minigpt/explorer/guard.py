@@ -57,8 +57,8 @@ class Guard:
     def check_api(self, request: Request) -> None:
         """Refuse what has not the key, where there is one; else what another site or name has sent."""
         if self.key is not None:
-            sent = request.headers.get("Authorization", "").encode()
-            if not secrets.compare_digest(sent, f"Bearer {self.key}".encode()):
+            scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not secrets.compare_digest(sent.encode(), self.key.encode()):
                 raise Refused(
                     401, "the key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
                 )
