@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from itertools import repeat
 from typing import Any
 
@@ -313,15 +314,18 @@ def test_the_work_stops_when_the_client_goes_away(
     assert written == before
 
 
-def test_a_client_that_reads_no_more_holds_up_nobody(
-    api: Api, completions: Completions, monkeypatch: pytest.MonkeyPatch
+def test_a_client_that_reads_no_more_is_cut_off(
+    api: Api, completions: Completions, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(completions_file, "MOST_SECONDS_TO_TAKE", 0.2)
     monkeypatch.setattr(turns, "TURN_SECONDS", 0)
     monkeypatch.setattr(completions.writer, "pieces", lambda *_: repeat(Piece(0, "and " * 10_000)))
-    with api.sent({**GOOD, "stream": True}):
+    with api.sent({**GOOD, "stream": True}) as connection:
         wait_until(lambda: completions.turns.inside == 1)
         wait_until(lambda: completions.turns.inside == 0)
+        with pytest.raises((OSError, HTTPException)):
+            connection.getresponse().read()
+    assert not caplog.text
 
 
 class Endless:

@@ -12,7 +12,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from minigpt.errors import UserError
 from minigpt.explorer.completion_request import CompletionRequest, key_named, order_of, parsed
-from minigpt.explorer.guard import HEADERS, Gone, Guard, Refused, whole_body
+from minigpt.explorer.guard import HEADERS, Gone, Guard, Refused, Unread, whole_body
 from minigpt.explorer.orders import Finished, Order, OrderWriter, Piece
 from minigpt.explorer.payload import Model
 from minigpt.explorer.token_logprobs import text_offsets
@@ -183,12 +183,14 @@ class _Stream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(MOST_SECONDS_TO_TAKE):
-                await send(message)
+            try:
+                async with asyncio.timeout(MOST_SECONDS_TO_TAKE):
+                    await send(message)
+            except TimeoutError:
+                raise Unread from None
 
         async with aclosing(self._events):
-            with suppress(TimeoutError):
-                await super().__call__(scope, receive, send_in_time)
+            await super().__call__(scope, receive, send_in_time)
 
 
 async def _unless_gone(request: Request, work: Awaitable[Out]) -> Out:

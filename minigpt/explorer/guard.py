@@ -35,6 +35,10 @@ class Gone(Refused):
         super().__init__(499, "the client is gone")
 
 
+class Unread(Exception):
+    """The client has left what it is sent unread for too long: its connection is to be cut off."""
+
+
 class Guard:
     """What a request must have to be answered."""
 

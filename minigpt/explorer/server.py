@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 from minigpt.errors import UserError
 from minigpt.explorer.capture import captured_entry
 from minigpt.explorer.completions import Completions
-from minigpt.explorer.guard import HEADERS, HOST, Guard, Refused, address, whole_body
+from minigpt.explorer.guard import HEADERS, HOST, Guard, Refused, Unread, address, whole_body
 from minigpt.explorer.making import Made
 from minigpt.explorer.page import Page
 from minigpt.explorer.payload import Model
@@ -143,6 +143,11 @@ class Server(uvicorn.Server):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._app(scope, receive, send)
+        except Unread:
+            for connection in list(self.server_state.connections):
+                if getattr(connection, "scope", None) is scope:
+                    connection.transport.abort()
+            await asyncio.sleep(0)  # uvicorn notes that it is lost
         except asyncio.CancelledError:  # what a second Ctrl-C has left when the loop ends
             if not self.should_exit:
                 raise
