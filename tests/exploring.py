@@ -59,13 +59,13 @@ def lower_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def serving(found: Made, key: str | None = None) -> Iterator[tuple["Service", int]]:
     """A server in this process, and its port."""
-    uvicorn = pytest.importorskip("uvicorn", reason='pip install -e ".[serve]"')
+    pytest.importorskip("uvicorn", reason='pip install -e ".[serve]"')
     from minigpt.explorer import guard, server
 
     with server.listening(0) as listener:
         port = listener.getsockname()[1]
         service = server.Service(found, guard.Guard(port, key=key))
-        running = uvicorn.Server(uvicorn.Config(service.app(), log_config=None, lifespan="off"))
+        running = server.Server(service)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
         thread.start()
         yield service, port

@@ -5,12 +5,15 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPException
 from itertools import repeat
 from typing import Any
 
@@ -21,20 +24,22 @@ from exploring import EXPLORE, serving
 from running import GENERATE, Script, Trained, command, environment
 
 from minigpt import plain
+from minigpt.bpe import BYTES, SPLIT_PATTERN
 from minigpt.checkpoint import find_checkpoint
 from minigpt.explorer.making import Made, Wish, made
 from minigpt.explorer.payload import load_model
+from minigpt.normal_form import Array
 from minigpt.sampling import SamplingOptions
-from minigpt.tokenizer import tokenizer_from_dict, train_tokenizer
+from minigpt.tokenizer import END, BpeTokenizer, CharTokenizer, tokenizer_from_dict, train_tokenizer
 
 pytest.importorskip("uvicorn", reason='pip install -e ".[serve]"')
 
 from minigpt.explorer import completions as completions_file
 from minigpt.explorer import turns
 from minigpt.explorer.completions import Completions
-from minigpt.explorer.orders import Order, Piece, Writer
+from minigpt.explorer.orders import Order, OrderWriter, Piece
 from minigpt.explorer.server import Service
-from minigpt.explorer.token_logprobs import shown, text_offsets
+from minigpt.explorer.token_logprobs import TokenLogprobs, scored, shown, text_offsets
 
 ENGINE = "numba" if importlib.util.find_spec("numba") else "numpy"
 
@@ -103,7 +108,7 @@ def test_without_numba(found: Made, trained: Trained, script: Script, monkeypatc
     samples = script(GENERATE, trained.path, *asked, "--engine", "numpy").json["samples"]
     order = Order([found.tokenizer.encode("the ").tolist()], n=2, max_tokens=40, sampling=SamplingOptions(), seed=0)
     texts = ["", ""]
-    for piece in Writer(found.models[0].form, found.tokenizer).pieces(order):
+    for piece in OrderWriter(found.models[0].form, found.tokenizer).pieces(order, lambda: True):
         texts[piece.number] += piece.text
     assert texts == [sample["text"] for sample in samples]
 
@@ -194,6 +199,43 @@ def test_tokens_that_are_parts_of_characters() -> None:
     assert text_offsets(tokenizer, ids[:2], ids[2:]) == [0, 1, 2], "half a character is shown as one"
 
 
+@dataclass
+class Certain:
+    """Reads the same logits at every place."""
+
+    row: list[float]
+    context_length: int = 8
+
+    def new_memory(self) -> None: ...
+
+    def all_logits(self, tokens: Array, memory: None) -> Array:
+        return np.tile(self.row, (len(tokens), 1))
+
+
+def test_the_likeliest_are_tokens_that_stand_for_something() -> None:
+    tokenizer = BpeTokenizer("padded", [*BYTES, None, None], SPLIT_PATTERN)
+    row = np.zeros(tokenizer.vocab_size)
+    row[[257, 258, END, 98]] = 9, 8, 7, 6
+    told = TokenLogprobs()
+    list(scored(Certain(row.tolist()), tokenizer, [98, 98, 98], told, 2))
+    assert told.tokens == ["a", "a", "a"]
+    assert [list(top or ()) for top in told.top_logprobs] == [[], ["<|end|>", "a"], ["<|end|>", "a"]]
+    np.testing.assert_allclose(np.diff(list((told.top_logprobs[1] or {}).values())), -1)
+
+
+def test_of_tokens_with_one_text_the_likelier_is_told() -> None:
+    tokenizer = CharTokenizer("a", byte_fallback=True)
+    byte, character = 98, 257
+    row = np.zeros(tokenizer.vocab_size)
+    for likelier, other in ((byte, character), (character, byte)):
+        row[[likelier, other]] = 9, 8
+        told = TokenLogprobs()
+        list(scored(Certain(row.tolist()), tokenizer, [other, other], told, 1))
+        top, own = told.top_logprobs[1], told.token_logprobs[1]
+        assert top and own is not None and list(top) == ["a"]
+        np.testing.assert_allclose(top["a"], own + 1)
+
+
 def test_a_text_can_be_scored_alone(api: Api) -> None:
     written = api.ask({**GOOD, "echo": True, "logprobs": 1})[1]["choices"][0]
     alone = {**GOOD, "prompt": written["text"], "max_tokens": 0, "echo": True, "logprobs": 1}
@@ -233,8 +275,8 @@ def test_twenty_at_once_get_what_each_gets_alone(
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_full_queue(api: Api, completions: Completions, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
-    monkeypatch.setattr(turns, "MOST_WAITING", 1)
-    most, going_on = turns.AT_ONCE + 1, threading.Event()
+    most, going_on = 3, threading.Event()
+    monkeypatch.setattr(turns, "MOST_INSIDE", most)
     completions.turns._thread.submit(going_on.wait)
     try:
         with ExitStack() as held:
@@ -253,9 +295,10 @@ def test_a_full_queue(api: Api, completions: Completions, monkeypatch: pytest.Mo
 def test_the_work_stops_when_the_client_goes_away(
     api: Api, completions: Completions, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
+    monkeypatch.setattr(turns, "TURN_SECONDS", 0)
     written = 0
 
-    def endless(_order: Order) -> Iterator[Piece]:
+    def endless(*_: object) -> Iterator[Piece]:
         nonlocal written
         while True:
             written += 1
@@ -271,29 +314,150 @@ def test_the_work_stops_when_the_client_goes_away(
     assert written == before
 
 
-def test_a_client_that_reads_no_more_holds_up_nobody(
-    api: Api, completions: Completions, monkeypatch: pytest.MonkeyPatch
+def test_a_client_that_reads_no_more_is_cut_off(
+    api: Api, completions: Completions, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(completions_file, "MOST_SECONDS_TO_TAKE", 0.2)
-    monkeypatch.setattr(completions.writer, "pieces", lambda _order: repeat(Piece(0, "and " * 10_000)))
-    with api.sent({**GOOD, "stream": True}):
+    monkeypatch.setattr(turns, "TURN_SECONDS", 0)
+    monkeypatch.setattr(completions.writer, "pieces", lambda *_: repeat(Piece(0, "and " * 10_000)))
+    with api.sent({**GOOD, "stream": True}) as connection:
         wait_until(lambda: completions.turns.inside == 1)
         wait_until(lambda: completions.turns.inside == 0)
+        with pytest.raises((OSError, HTTPException)):
+            connection.getresponse().read()
+    assert not caplog.text
+
+
+class Endless:
+    """Fills orders for more than 100 tokens over and over again, others as they are."""
+
+    def __init__(self, completions: Completions, text: str | None = None) -> None:
+        self.pieces, self.text, self.written = completions.writer.pieces, text, 0
+
+    def __call__(self, order: Order, alone: Callable[[], bool]) -> Iterator[Piece]:
+        if order.max_tokens <= 100:
+            yield from self.pieces(order, alone)
+            return
+        while True:
+            for piece in self.pieces(order, alone):
+                self.written += 1
+                yield piece if self.text is None else Piece(0, self.text)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_short_request_is_answered_while_long_ones_go_on(
+    api: Api,
+    completions: Completions,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    stream: bool,
+) -> None:
+    endless = Endless(completions)
+    alone = api.text()
+    monkeypatch.setattr(completions.writer, "pieces", endless)
+    with ExitStack() as held:
+        for _ in range(8):
+            held.enter_context(read_along(api, {**GOOD, "max_tokens": 200, "stream": stream}))
+        wait_until(lambda: completions.turns.inside == 8)
+        assert [api.text() for _ in range(3)] == [alone] * 3
+        before = endless.written
+        wait_until(lambda: endless.written > before)
+        assert completions.turns.inside == 8
+    wait_until(lambda: completions.turns.inside == 0)
+    assert not caplog.text
+
+
+def test_streams_that_nobody_reads_take_no_turns(
+    api: Api, completions: Completions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "TURN_SECONDS", 0)
+    endless = Endless(completions, "and " * 100_000)
+    monkeypatch.setattr(completions.writer, "pieces", endless)
+
+    def answered_without_them() -> bool:
+        before = endless.written
+        assert api.text()
+        return endless.written == before
+
+    with ExitStack() as held:
+        for _ in range(8):
+            held.enter_context(api.sent({**GOOD, "max_tokens": 200, "stream": True}))
+        wait_until(lambda: completions.turns.inside == 8 and endless.written > 0)
+        wait_until(answered_without_them)
+        assert completions.turns.inside == 8
+    wait_until(lambda: completions.turns.inside == 0)
+
+
+@pytest.mark.skipif(ENGINE != "numba", reason="NumPy writes one text after the other")
+def test_fewer_texts_are_written_side_by_side_in_company(found: Made) -> None:
+    writer = OrderWriter(found.models[0].form, found.tokenizer)
+    order = Order([found.tokenizer.encode("the ").tolist()], n=12, max_tokens=40, sampling=SamplingOptions(), seed=0)
+    for alone, side_by_side in ((True, 12), (False, 4)):
+        open_texts, most, n_finished = set[int](), 0, 0
+        for piece in writer.pieces(order, lambda alone=alone: alone):
+            open_texts.add(piece.number)
+            most = max(most, len(open_texts))
+            if piece.finished:
+                open_texts.remove(piece.number)
+                n_finished += 1
+        assert (most, n_finished) == (side_by_side, 12)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/api/trace"])
+def test_a_client_that_goes_away_in_its_body_is_no_news(
+    found: Made, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    with serving(found) as (service, port):
+        with socket.create_connection(("127.0.0.1", port)) as leaving:
+            leaving.sendall(half_a_request(path, port, service.token))
+        assert Api(port).text()
+    assert not caplog.text
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows sends no Ctrl-C to another process")
-def test_ctrl_c_ends_it_under_an_open_stream(trained: Trained) -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_it_while_texts_are_written(api: Api, trained: Trained, times: int) -> None:
+    assert api.text()  # compiled by now
     words = command(EXPLORE, trained.path, "--serve", "--port", 0)
     pipe = subprocess.PIPE
-    with subprocess.Popen(words, env=environment(), encoding="utf-8", stdout=pipe, stderr=pipe) as process:
+    with (
+        subprocess.Popen(words, env=environment(), encoding="utf-8", stdout=pipe, stderr=pipe) as process,
+        ExitStack() as held,
+    ):
         assert process.stdout
         port = int(process.stdout.readline().split("/")[2].split(":")[1])
-        body = {**GOOD, "prompt": [0] * 40, "max_tokens": 60_000, "repetition_penalty": 1e9, "stream": True}
-        with Api(port).sent(body) as connection:
-            assert connection.getresponse().read(5) == b"data:"
+        half = held.enter_context(socket.create_connection(("127.0.0.1", port)))
+        half.sendall(half_a_request("/v1/completions", port, ""))
+        body = {**GOOD, "temperature": 0, "max_tokens": 60_000}
+        whole, _unread, stream = (
+            held.enter_context(Api(port).sent({**body, "stream": stream})) for stream in (False, True, True)
+        )
+        answer = stream.getresponse()
+        assert answer.read(5) == b"data:"
+        process.send_signal(signal.SIGINT)
+        if times == 1:
+            *_, last, rest = answer.read().decode().split("\n\n")
+            assert "server_ending" in last and rest == ""
+            refused = whole.getresponse()
+            assert refused.status == 503 and json.loads(refused.read())["error"]["code"] == "server_ending"
+        else:
+            time.sleep(0.3)
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=60)
-    assert process.returncode == 0 and out.endswith("the server has ended\n") and "Traceback" not in err, err
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "") and out.endswith("the server has ended\n")
+
+
+def test_a_bug_keeps_its_traceback(
+    found: Made, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(*_: object) -> Iterator[Piece]:
+        raise ZeroDivisionError("a bug")
+
+    with serving(found) as (service, port):
+        monkeypatch.setattr(service.completions.writer, "pieces", faulty)
+        with closing(Api(port).open(GOOD)) as answer:
+            assert answer.status == 500
+    assert "ZeroDivisionError: a bug" in caplog.text
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="curl is not here")
@@ -306,6 +470,28 @@ def test_curl(api: Api) -> None:
             assert done.stdout.startswith("data: {") and done.stdout.endswith("}\n\ndata: [DONE]\n\n")
         else:
             assert json.loads(done.stdout)["choices"][0]["text"] == api.text()
+
+
+@contextmanager
+def read_along(api: Api, body: object) -> Iterator[None]:
+    """A request whose answer is read as it comes, and which then goes away."""
+
+    def read(connected: socket.socket) -> None:
+        with suppress(OSError):
+            while connected.recv(1 << 16):
+                pass
+
+    with api.sent(body) as connection:
+        thread = threading.Thread(target=read, args=[connection.sock])
+        thread.start()
+        yield
+        connection.sock.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def half_a_request(path: str, port: int, token: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", f"X-Explorer-Token: {token}", "Content-Length: 100"]
+    return "\r\n".join([*lines, "", "{"]).encode()
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

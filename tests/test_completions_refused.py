@@ -58,7 +58,6 @@ BAD: list[tuple[int, object, str]] = [
     (400, {**GOOD, "top_k": -1}, "top_k = -1"),
     (400, {**GOOD, "n": 0}, "n = 0"),
     (400, {**GOOD, "seed": -1}, "seed = -1"),
-    (400, {**GOOD, "stop": ""}, "stop string is empty"),
     (400, {**GOOD, "stop": ["a"] * 17}, "at most 16"),
     (400, {**GOOD, "stop": "a" * 1001}, "at most 1000 characters"),
     (400, {**GOOD, "stop": [1]}, "stop = list"),
@@ -91,6 +90,34 @@ def test_mistakes_get_one_sentence_in_openai_s_shape(api: Api) -> None:
             assert list(answer["error"]) == ["message", "type", "param", "code"]
             assert sentence in answer["error"]["message"] and "\n" not in answer["error"]["message"], answer
     assert api.text()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("temperature", -1),
+        ("top_p", 2),
+        ("top_k", -1),
+        ("min_p", 1),
+        ("repetition_penalty", 0),
+        ("n", 0),
+        ("prompt", "☃"),
+        ("prompt", "\ud800"),
+    ],
+)
+def test_a_mistake_tells_its_key(api: Api, key: str, value: object) -> None:
+    assert api.ask({**GOOD, key: value})[1]["error"]["param"] == key
+
+
+def test_characters_never_seen_are_told_without_options(api: Api) -> None:
+    message = api.ask({**GOOD, "prompt": "☃; x"})[1]["error"]["message"]
+    assert message.startswith("prompt: characters that the tokenizer has never seen: ")
+    assert "'☃' (U+2603)" in message and "--" not in message
+
+
+def test_an_empty_stop_is_none(api: Api) -> None:
+    assert api.text(stop="") == api.text(stop=[""]) == api.text()
+    assert api.text(stop=["", "e"]) == api.text(stop="e")
 
 
 JSON = st.recursive(
@@ -159,6 +186,9 @@ def test_with_a_key_it_is_asked_for(found: Made) -> None:
             ({"Authorization": "s3cret"}, 401),
             ({"Authorization": "Bearer s3crét"}, 401),
             ({"Authorization": "Bearer s3cret"}, 200),
+            ({"Authorization": "bearer s3cret"}, 200),
+            ({"Authorization": "Bearer S3CRET"}, 401),
+            ({"Authorization": "Basic s3cret"}, 401),
             ({"Authorization": "Bearer s3cret", "Host": "my-machine"}, 200),
         ):
             assert api.ask(GOOD, **sent)[0] == status, sent

@@ -7,11 +7,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minigpt.config import nearest
+from minigpt.errors import UserError
 from minigpt.explorer.guard import Refused
 from minigpt.explorer.orders import Order
 from minigpt.reading import normalise_newlines
 from minigpt.sampling import SamplingOptions
 from minigpt.tokenizer import END, Tokenizer
+from minigpt.unseen import UnseenError
 
 MOST_TOKENS = 1 << 16  # that a request's prompts may have, and its texts
 MOST_STOPS, LONGEST_STOP = 16, 1000
@@ -93,7 +95,7 @@ def order_of(asked: CompletionRequest, tokenizer: Tokenizer, vocab_size: int) ->
         raise Refused(400, f"the prompt has {n_token} tokens: at most {MOST_TOKENS} are read", param="prompt")
     if len(prompts) * asked.n * max(1, asked.max_tokens) > MOST_TOKENS:
         raise Refused(400, f"prompts x n x max_tokens: at most {MOST_TOKENS} tokens are written", param="max_tokens")
-    stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop
+    stops = [stop for stop in ([asked.stop] if isinstance(asked.stop, str) else asked.stop) if stop]
     if len(stops) > MOST_STOPS:
         raise Refused(400, f"stop: at most {MOST_STOPS} texts are looked for, not {len(stops)}", param="stop")
     if max(map(len, stops), default=0) > LONGEST_STOP:
@@ -118,11 +120,26 @@ def _prompts(prompt: Any, tokenizer: Tokenizer, size: int) -> list[list[int]]:
         raise Refused(400, "prompt: the list is empty", param="prompt")
     found = []
     for one in several:
-        ids = tokenizer.encode(normalise_newlines(one)).tolist() if isinstance(one, str) else one
+        ids = _encoded(one, tokenizer) if isinstance(one, str) else one
         if not all(0 <= token < size for token in ids):
             raise Refused(400, f"prompt: ids must be whole numbers from 0 to {size - 1}", param="prompt")
         found.append(ids or [END])
     return found
+
+
+def _encoded(prompt: str, tokenizer: Tokenizer) -> list[int]:
+    try:
+        return tokenizer.encode(normalise_newlines(prompt)).tolist()
+    except UnseenError as error:  # after the first semicolon it names options, which this client has not
+        raise Refused(400, f"prompt: {str(error).partition('; ')[0]}", param="prompt") from None
+    except UserError as error:
+        raise Refused(400, f"prompt: {error}", param="prompt") from None
+
+
+def key_named(sentence: str) -> str | None:
+    """The key of a request with whose name a sentence begins, such as ``top_p = 7: must be ...``."""
+    name = sentence.partition(" = ")[0]
+    return name if name in CompletionRequest.model_fields else None
 
 
 def _explained(problem: Any, content: dict[str, Any]) -> Refused:

@@ -12,7 +12,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -24,9 +24,9 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from minigpt.errors import UserError
-from minigpt.explorer.completion_request import CompletionRequest, order_of, parsed
-from minigpt.explorer.guard import HEADERS, Guard, Refused, whole_body
-from minigpt.explorer.orders import Finished, Order, Piece, Writer
+from minigpt.explorer.completion_request import CompletionRequest, key_named, order_of, parsed
+from minigpt.explorer.guard import HEADERS, Gone, Guard, Refused, Unread, whole_body
+from minigpt.explorer.orders import Finished, Order, OrderWriter, Piece
 from minigpt.explorer.payload import Model
 from minigpt.explorer.token_logprobs import text_offsets
 from minigpt.explorer.turns import Turns
@@ -34,7 +34,13 @@ from minigpt.tokenizer import Tokenizer
 
 LARGEST_BODY = 1 << 20  # bytes
 MOST_SECONDS_TO_TAKE = 60  # that a client may leave a piece of a stream unread, once what lies between is full
-TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "server_error",
+}
 
 Out = TypeVar("Out")
 
@@ -44,7 +50,7 @@ class Completions:
 
     def __init__(self, model: Model, tokenizer: Tokenizer, guard: Guard) -> None:
         self.name, self.tokenizer, self.guard = model.checkpoint.config.run.name, tokenizer, guard
-        self.writer, self.turns = Writer(model.form, tokenizer), Turns()
+        self.writer, self.turns = OrderWriter(model.form, tokenizer), Turns()
         self.created = int(time.time())
 
     def app(self) -> Starlette:
@@ -82,9 +88,9 @@ class Completions:
     def _pieces(self, answer: "Answer") -> Iterator[Piece]:
         try:
             answer.order = order_of(answer.asked, self.tokenizer, self.writer.form.vocab_size)
-            yield from self.writer.pieces(answer.order)
+            yield from self.writer.pieces(answer.order, lambda: self.turns.inside == 1)
         except UserError as error:
-            raise Refused(400, str(error)) from None
+            raise Refused(400, str(error), param=key_named(str(error))) from None
 
     def _check_model(self, name: str) -> None:
         if name != self.name:
@@ -123,17 +129,21 @@ class Answer:
         return {**self.head, "choices": choices, "usage": self._usage(ends), "seed": self.order.seed}
 
     async def events(self, first: list[Piece], work: AsyncGenerator[list[Piece], None]) -> AsyncGenerator[str, None]:
-        """Server-sent events: a piece each, those of several texts in any order; the end of each text; the end."""
+        """Server-sent events: a piece each, those of several texts in any order; the end of each text; the end.
+
+        Those of a turn are sent at once: between two turns it is seen whether the client is still there.
+        """
         ends: dict[int, Finished] = {}
         async with aclosing(work):
             try:
                 pieces = first
                 while pieces:
-                    for piece in pieces:
-                        if piece.finished:
-                            ends[piece.number] = piece.finished
-                        if piece.text or piece.finished:
-                            yield self._event(choices=[self._choice(piece.number, piece.text, piece.finished)])
+                    ends |= {piece.number: piece.finished for piece in pieces if piece.finished}
+                    yield "".join(
+                        self._event(choices=[self._choice(piece.number, piece.text, piece.finished)])
+                        for piece in pieces
+                        if piece.text or piece.finished
+                    )
                     pieces = await anext(work, [])
             except Refused as refused:
                 yield f"data: {json.dumps(_error(refused))}\n\n"
@@ -173,12 +183,14 @@ class _Stream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(MOST_SECONDS_TO_TAKE):
-                await send(message)
+            try:
+                async with asyncio.timeout(MOST_SECONDS_TO_TAKE):
+                    await send(message)
+            except TimeoutError:
+                raise Unread from None
 
         async with aclosing(self._events):
-            with suppress(TimeoutError):
-                await super().__call__(scope, receive, send_in_time)
+            await super().__call__(scope, receive, send_in_time)
 
 
 async def _unless_gone(request: Request, work: Awaitable[Out]) -> Out:
@@ -187,7 +199,7 @@ async def _unless_gone(request: Request, work: Awaitable[Out]) -> Out:
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise Refused(499, "the client is gone")
+            raise Gone
         return task.result()
     finally:
         task.cancel()

@@ -7,7 +7,7 @@ A page of another site can't reach it: what is not bound to this machine alone a
 import ipaddress
 import secrets
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from minigpt.errors import UserError
 
@@ -26,6 +26,17 @@ class Refused(Exception):
     def __init__(self, status: int, sentence: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(sentence)
         self.status, self.param, self.code = status, param, code
+
+
+class Gone(Refused):
+    """The client has gone away: nobody reads an answer."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "the client is gone")
+
+
+class Unread(Exception):
+    """The client has left what it is sent unread for too long: its connection is to be cut off."""
 
 
 class Guard:
@@ -57,8 +68,8 @@ class Guard:
     def check_api(self, request: Request) -> None:
         """Refuse what has not the key, where there is one; else what another site or name has sent."""
         if self.key is not None:
-            sent = request.headers.get("Authorization", "").encode()
-            if not secrets.compare_digest(sent, f"Bearer {self.key}".encode()):
+            scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not secrets.compare_digest(sent.encode(), self.key.encode()):
                 raise Refused(
                     401, "the key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
                 )
@@ -76,10 +87,13 @@ class Guard:
 async def whole_body(request: Request, most: int) -> bytes:
     """The request's body, as long as it is short: ``most`` bytes."""
     body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most:
-            raise Refused(413, f"the request is longer than {most} bytes", code="request_too_large")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                raise Refused(413, f"the request is longer than {most} bytes", code="request_too_large")
+    except ClientDisconnect:
+        raise Gone from None
     return body
 
 

@@ -1,7 +1,7 @@
 """Orders for text, and the pieces by which they are filled: what generate.py writes with the same seed."""
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +12,8 @@ from minigpt.plain import PlainEngine
 from minigpt.sampling import Engine, SamplingOptions, Text, WritingEngine, continued, generate_together
 from minigpt.streaming import StopFilter, StreamDecoder
 from minigpt.tokenizer import Tokenizer
+
+SHARE = 8  # where others write too, an order has an eighth of the texts that the engine likes side by side
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Growing:
         return Finished(reason, written, self.stop.met, logprobs)
 
 
-class Writer:
+class OrderWriter:
     """A model that writes: by numba's code where numba is, as in generate.py for long texts, else in NumPy."""
 
     def __init__(self, form: NormalForm, tokenizer: Tokenizer) -> None:
@@ -103,17 +105,22 @@ class Writer:
         """Tells the logits at every place."""
         return PlainEngine(self.form)
 
-    def pieces(self, order: Order) -> Iterator[Piece]:
-        """All texts, those of each prompt side by side where the engine can.
+    def pieces(self, order: Order, alone: Callable[[], bool]) -> Iterator[Piece]:
+        """All texts, those of each prompt side by side where the engine can: fewer unless the order is ``alone``.
 
         Raises:
             UserError: if the logits are not finite.
         """
-        at_once = self.engine.texts_at_once if isinstance(self.engine, WritingEngine) else 1
         for first in range(0, len(order.prompts) * order.n, order.n):
-            for start in range(first, first + order.n, at_once):
-                numbers = range(start, min(start + at_once, first + order.n))
+            start, end = first, first + order.n
+            while start < end:
+                numbers = range(start, min(start + self._at_once(alone()), end))
                 yield from self._group([Growing(order, number, self.tokenizer) for number in numbers])
+                start = numbers.stop
+
+    def _at_once(self, alone: bool) -> int:
+        most = self.engine.texts_at_once if isinstance(self.engine, WritingEngine) else 1
+        return most if alone else max(1, most // SHARE)
 
     def _group(self, group: list[Growing]) -> Iterator[Piece]:
         for some in group:

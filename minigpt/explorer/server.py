@@ -5,6 +5,7 @@ computes asks for a token that is made anew at each start and stands in the page
 for completions.
 """
 
+import asyncio
 import json
 import os
 import secrets
@@ -19,17 +20,18 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
+from starlette.types import Receive, Scope, Send
 
 from minigpt.errors import UserError
 from minigpt.explorer.capture import captured_entry
 from minigpt.explorer.completions import Completions
-from minigpt.explorer.guard import HEADERS, HOST, Guard, Refused, address, whole_body
+from minigpt.explorer.guard import HEADERS, HOST, Guard, Refused, Unread, address, whole_body
 from minigpt.explorer.making import Made
 from minigpt.explorer.page import Page
 from minigpt.explorer.payload import Model
 
 LARGEST_BODY = 1 << 16  # bytes
-SECONDS_TO_END = 1  # that texts may still take after Ctrl-C
+SECONDS_TO_END = 1  # that answers may still take after Ctrl-C
 
 
 class Service:
@@ -122,17 +124,43 @@ def listening(port: int, host: str = HOST) -> socket.socket:
     return listener
 
 
+class Server(uvicorn.Server):
+    """Ends soon and without a word: who still waits for a text is refused, and who does not read that is cut off."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(uvicorn.Config(self._answer, interface="asgi3", log_config=None, lifespan="off"))
+        self._app, self._turns = service.app(), service.completions.turns
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Uvicorn's, but within SECONDS_TO_END where the writing allows."""
+        self._turns.end()
+        closing = asyncio.ensure_future(super().shutdown(sockets))
+        await asyncio.wait({closing}, timeout=SECONDS_TO_END)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await closing
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Unread:
+            for connection in list(self.server_state.connections):
+                if getattr(connection, "scope", None) is scope:
+                    connection.transport.abort()
+            await asyncio.sleep(0)  # uvicorn notes that it is lost
+        except asyncio.CancelledError:  # what a second Ctrl-C has left when the loop ends
+            if not self.should_exit:
+                raise
+
+
 def serve(found: Made, listener: socket.socket, guard: Guard, *, browser: bool = False) -> None:
     """Serve until Ctrl-C; with ``browser`` the page is opened in it."""
     where = address(*listener.getsockname()[:2])
     service = Service(found, guard)
-    server = uvicorn.Server(
-        uvicorn.Config(service.app(), log_config=None, lifespan="off", timeout_graceful_shutdown=SECONDS_TO_END)
-    )
     print(f"{where}/ (Ctrl-C ends)\n{where}/v1 for OpenAI's clients, model {service.completions.name}", flush=True)
     if browser:
         webbrowser.open(f"{where}/")
     try:
-        server.run(sockets=[listener])
+        Server(service).run(sockets=[listener])
     except KeyboardInterrupt:
         print("the server has ended")

@@ -12,7 +12,7 @@ from minigpt.normal_form import Array
 from minigpt.sampling import window_start
 from minigpt.scoring import Reader
 from minigpt.streaming import StreamDecoder
-from minigpt.tokenizer import Tokenizer
+from minigpt.tokenizer import END, Tokenizer
 
 
 @dataclass
@@ -34,8 +34,10 @@ def scored(
 ) -> Iterator[None]:
     """Fill ``found`` with the tokens, and at each place with ``count`` of the likeliest and the token itself.
 
-    Pauses after each window.
+    Ids that stand for nothing are not among the likeliest; of two tokens with one text the likelier counts. Pauses
+    after each window.
     """
+    named = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.undefined_ids)
     found.tokens += [shown(tokenizer, token) for token in tokens]
     found.token_logprobs.append(None)
     found.top_logprobs.append(None)
@@ -45,16 +47,20 @@ def scored(
         end = min(len(tokens), start + context + 1)
         logits = reader.all_logits(np.array(tokens[start : end - 1]), reader.new_memory())[total - start - 1 :]
         for token, row in zip(tokens[total:end], _log_softmax(logits), strict=True):
-            top = np.argpartition(-row, min(count, len(row) - 1))[:count]
-            chosen = sorted({*top.tolist(), token}, key=lambda other, row=row: (-row[other], other))
+            top = named[np.argpartition(-row[named], min(count, len(named) - 1))[:count]]
+            chosen: dict[str, float] = {}
+            for other in sorted({*top.tolist(), token}, key=lambda other, row=row: (-row[other], other)):
+                chosen.setdefault(shown(tokenizer, other), float(row[other]))
             found.token_logprobs.append(float(row[token]))
-            found.top_logprobs.append({shown(tokenizer, other): float(row[other]) for other in chosen})
+            found.top_logprobs.append(chosen)
         total = end
         yield
 
 
 def shown(tokenizer: Tokenizer, token: int) -> str:
-    r"""A token's text; bytes that are none by themselves as ``bytes:\xe3``."""
+    r"""A token's text; bytes that are none by themselves as ``bytes:\xe3``, the end as ``<|end|>``."""
+    if token == END:
+        return "<|end|>"
     some = tokenizer.token_bytes(token)
     try:
         return some.decode("utf-8")
