@@ -46,18 +46,27 @@ def writing_engine(
     if engine == "torch" or device != "cpu" or kind != "gpt":
         return _in_torch(checkpoint, device)
     model = from_checkpoint(checkpoint)
-    try:
-        if engine == "numba" or (engine == "auto" and worth_numba(model, n_token)):
+    if engine == "numba":
+        try:
             from minigpt import fast
 
             return fast.compiled_engine(model)
-    except Exception as error:  # numba does not suit this NumPy, finds the disk full, ...: there is another way
-        if engine == "auto":
-            say(f"numba failed ({error}): NumPy goes on")
-        elif isinstance(error, ImportError):
+        except ImportError as error:
             raise UserError(f"--engine numba: {error}; pip install numba, or leave the option out") from None
-        else:
-            raise
+    if engine == "auto" and worth_numba(model, n_token):
+        return soonest_engine(model)
+    return PlainEngine(model)
+
+
+def soonest_engine(model: NormalForm) -> "PlainEngine | WritingEngine":
+    """Compiled by numba, if that is installed and works; else NumPy."""
+    if importlib.util.find_spec("numba"):
+        try:
+            from minigpt import fast
+
+            return fast.compiled_engine(model)
+        except Exception as error:  # numba does not suit this NumPy, finds the disk full, ...: there is another way
+            say(f"numba failed ({error}): NumPy goes on")
     return PlainEngine(model)
 
 

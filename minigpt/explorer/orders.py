@@ -1,11 +1,10 @@
 """Orders for text, and the pieces by which they are filled: what generate.py writes with the same seed."""
 
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from minigpt.console import say
+from minigpt.engines import soonest_engine
 from minigpt.explorer.token_logprobs import TokenLogprobs, scored
 from minigpt.normal_form import NormalForm
 from minigpt.plain import PlainEngine
@@ -91,14 +90,7 @@ class OrderWriter:
     @cached_property
     def engine(self) -> Engine | WritingEngine:
         """Loaded with the first text, so that whoever wants the page alone does not wait."""
-        if importlib.util.find_spec("numba"):
-            try:
-                from minigpt import fast
-
-                return fast.compiled_engine(self.form)
-            except Exception as error:  # numba does not suit this NumPy, finds the disk full, ...: there is another way
-                say(f"numba failed ({error}): NumPy goes on")
-        return self.reader
+        return soonest_engine(self.form)
 
     @cached_property
     def reader(self) -> PlainEngine:
