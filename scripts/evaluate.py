@@ -17,8 +17,8 @@ predicted.
 Windows have the context's length and do not overlap. With --stride N one begins
 every N tokens, and what no window before it held is predicted in it, from at
 least the context less N tokens, as in Hugging Face's guide "Perplexity of
-fixed-length models"; the guide's code weighs windows a little otherwise, so that
-its number is told as well.
+fixed-length models". The guide's code weighs windows a little otherwise: its
+number is told too.
 """
 
 from minigpt.signals import quiet_interrupts

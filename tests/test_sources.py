@@ -111,9 +111,11 @@ def test_bad_rows_are_told_with_file_and_line(tmp_path: Path, name: str, content
 def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no such file.*did you mean tinyshakespeare\?"):
         texts(tmp_path, source="tinyshakespear")
-    for source in ("", str(tmp_path / "nothing"), str(tmp_path / "*.txt"), "a\0b"):
+    for source in (str(tmp_path / "nothing"), str(tmp_path / "*.txt"), "a\0b"):
         with pytest.raises(UserError, match=r"no such file"):
             texts(tmp_path, source=source)
+    with pytest.raises(UserError, match=r"data\.source is empty: .*name one, by --data\.source to train"):
+        texts(tmp_path, source="")
     write(tmp_path / "pictures" / "a.png", b"")
     with pytest.raises(UserError, match=r"no text in this folder.*\.txt, \.md, \.jsonl, \.csv"):
         texts(tmp_path, source=str(tmp_path / "pictures"))
