@@ -3,14 +3,12 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from minigpt.errors import UserError
-
-if TYPE_CHECKING:
-    from minigpt.tokenizer import Tokenizer
+from minigpt.tokenizer import Tokenizer, shown
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -78,10 +76,10 @@ class TokenScores:
         loss = float(-self.log_probability.mean())
         return Evaluation(loss, len(self.log_probability), n_byte, float(self.right.mean()))
 
-    def listed(self, tokenizer: "Tokenizer") -> list[TokenScore]:
+    def listed(self, tokenizer: Tokenizer) -> list[TokenScore]:
         """One by one, with their text."""
         return [
-            TokenScore(tokenizer.decode([int(token)]), int(token), float(p), int(rank))
+            TokenScore(shown(tokenizer, int(token)), int(token), float(p), int(rank))
             for token, p, rank in zip(self.token, self.log_probability, self.rank, strict=True)
         ]
 

@@ -196,6 +196,17 @@ class BpeTokenizer(Tokenizer):
 # ── making and restoring ───────────────────────────────────────────────────────────────────────────────────────
 
 
+def shown(tokenizer: Tokenizer, token: int) -> str:
+    r"""A token by itself: its text; bytes that are none as ``bytes:\xe3``, the end as ``<|end|>``."""
+    if token == END:
+        return "<|end|>"
+    some = tokenizer.token_bytes(token)
+    try:
+        return some.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in some)
+
+
 def train_tokenizer(name: str, documents: Iterable[str], vocab_size: int = 0) -> Tokenizer:
     """A tokenizer for some texts. ``vocab_size`` counts all ids, ``END`` included.
 

@@ -21,7 +21,7 @@ from minigpt.normal_form import NormalForm, from_checkpoint
 from minigpt.reading import normalise_newlines
 from minigpt.sampling import Engine, SamplingOptions, WritingEngine
 from minigpt.scoring import TokenScore, score
-from minigpt.tokenizer import Tokenizer, tokenizer_from_dict
+from minigpt.tokenizer import Tokenizer, shown, tokenizer_from_dict
 from minigpt.unseen import encoded
 from minigpt.writing import Writer
 
@@ -117,7 +117,7 @@ class TrainedModel:
             most = self._form.context_length
             raise UserError(f"the text has {counted(len(ids), 'token')}: give at least 1 and at most {most:,}")
         captured = capture(self._form, ids)
-        return Attention([self.tokenizer.decode([token]) for token in ids.tolist()], captured.ids, captured.weights)
+        return Attention([shown(self.tokenizer, token) for token in ids.tolist()], captured.ids, captured.weights)
 
     @cached_property
     def _form(self) -> NormalForm:

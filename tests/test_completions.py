@@ -30,7 +30,7 @@ from minigpt.explorer.making import Made, Wish, made
 from minigpt.explorer.payload import load_model
 from minigpt.normal_form import Array
 from minigpt.sampling import SamplingOptions
-from minigpt.tokenizer import END, BpeTokenizer, CharTokenizer, tokenizer_from_dict, train_tokenizer
+from minigpt.tokenizer import END, BpeTokenizer, CharTokenizer, shown, tokenizer_from_dict, train_tokenizer
 
 pytest.importorskip("uvicorn", reason='pip install -e ".[serve]"')
 
@@ -39,7 +39,7 @@ from minigpt.explorer import turns
 from minigpt.explorer.completions import Completions
 from minigpt.explorer.orders import Order, OrderWriter, Piece
 from minigpt.explorer.server import Service
-from minigpt.explorer.token_logprobs import TokenLogprobs, scored, shown, text_offsets
+from minigpt.explorer.token_logprobs import TokenLogprobs, scored, text_offsets
 
 ENGINE = "numba" if importlib.util.find_spec("numba") else "numpy"
 

@@ -247,6 +247,8 @@ def test_a_japanese_text_goes_through_everything(tmp_path: Path, japanese: str, 
     assert scored["tokens"] == len(scored["per_token"]) >= 5
     if tokenizer == "char":
         assert "".join(row["token"] for row in scored["per_token"]) == "い時計は静かに"
+    if tokenizer == "byte":
+        assert scored["per_token"][0]["token"] == "bytes:\\x8f"  # the second of 古's three
     assert script(EVALUATE, run, "--json").json["loss"] == pytest.approx(find_checkpoint(run).val_loss, rel=1e-5)
 
 

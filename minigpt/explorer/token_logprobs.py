@@ -12,7 +12,7 @@ from minigpt.normal_form import Array
 from minigpt.sampling import window_start
 from minigpt.scoring import Reader
 from minigpt.streaming import StreamDecoder
-from minigpt.tokenizer import END, Tokenizer
+from minigpt.tokenizer import Tokenizer, shown
 
 
 @dataclass
@@ -55,17 +55,6 @@ def scored(
             found.top_logprobs.append(chosen)
         total = end
         yield
-
-
-def shown(tokenizer: Tokenizer, token: int) -> str:
-    r"""A token's text; bytes that are none by themselves as ``bytes:\xe3``, the end as ``<|end|>``."""
-    if token == END:
-        return "<|end|>"
-    some = tokenizer.token_bytes(token)
-    try:
-        return some.decode("utf-8")
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in some)
 
 
 def text_offsets(tokenizer: Tokenizer, *parts: Sequence[int]) -> list[int]:
