@@ -4,7 +4,7 @@ numba is optional: whoever imports this module needs it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,9 +135,10 @@ class FastEngine:
         """Have all threads do the work at once; this one alone where others are kept from coming."""
         if self._threads > 1 and not self._alone:
             mine, *others = Crew.of(self._threads, LOOKS + n_token * self._n_weight)
-            begun, done = [], False
+            begun, done = list[Future[None]](), False
             try:
-                begun = [self._others.submit(work, other) for other in others]
+                for other in others:
+                    begun.append(self._others.submit(work, other))
                 work(mine)
                 done, self._next_alone = True, FEW_ALONE
             except TimeoutError:
@@ -163,18 +164,27 @@ def compiled_engine(model: NormalForm) -> FastEngine:
 
 
 def kept_on_disk() -> bool:
-    """Whether an earlier process has left the compiled code, as far as can be told without loading it.
+    """Whether an earlier process has left the compiled code, as far as can be told without loading it."""
+    folder = compiled.write.stats.cache_path
+    if not folder:
+        return False
+    forget_other_code(Path(folder))
+    return any(file.exists() for file in Path(folder).glob("compiled.write-*.nbi"))
 
-    Code older than a file that it takes types or constants from is deleted: numba looks at its own file alone.
+
+def forget_other_code(folder: Path) -> None:
+    """Delete compiled code that was made from other versions of the files it takes types and constants from.
+
+    numba looks at its own file alone.
     """
-    folder, name = compiled.write.stats.cache_path, Path(compiled.__file__).stem
-    changed = max(
-        Path(str(module.__file__)).stat().st_mtime
-        for module in (compiled, packed, normal_form, plain, sampling, vectors)
-    )
-    kept = list(Path(folder).glob(f"{name}.*.nb[ci]")) if folder else []
-    for file in kept:
-        if file.stat().st_mtime < changed:
-            with suppress(OSError):
-                file.unlink()
-    return any(file.match(f"{name}.write-*.nbi") and file.exists() for file in kept)
+    sources = [
+        Path(str(module.__file__)).stat() for module in (compiled, packed, normal_form, plain, sampling, vectors)
+    ]
+    made_from, stamp = str([(file.st_mtime_ns, file.st_size) for file in sources]), folder / "compiled.made-from"
+    with suppress(OSError):
+        if stamp.is_file() and stamp.read_text(encoding="utf-8") == made_from:
+            return
+        for file in folder.glob("compiled.*.nb[ci]"):
+            file.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+        stamp.write_text(made_from, encoding="utf-8")

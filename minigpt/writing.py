@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from minigpt.console import say
-from minigpt.errors import UserError
 from minigpt.sampling import Engine, SamplingOptions, Text, WritingEngine, continued, generate_together
 from minigpt.streaming import StopFilter, StreamDecoder
 from minigpt.tokenizer import END, Tokenizer
@@ -39,8 +38,6 @@ class Writer:
     def __init__(
         self, tokenizer: Tokenizer, sampling: SamplingOptions, max_new_tokens: int, stops: list[str], seed: int
     ) -> None:
-        if max_new_tokens < 0:
-            raise UserError(f"--max-new-tokens = {max_new_tokens}: must be at least 0")
         self.tokenizer, self.sampling, self.max_new_tokens = tokenizer, sampling, max_new_tokens
         self.stops, self.seed = stops, seed
         self._text([END], self._sample(0))  # refuses what can't be

@@ -313,18 +313,16 @@ def test_samples_side_by_side_are_those_one_by_one(trained: Trained, script: Scr
         assert answers[0].out == answers[1].out == answers[2].out
 
 
-def test_code_older_than_what_it_was_made_of_is_forgotten() -> None:
-    folder = compiled.write.stats.cache_path
-    if not folder:
-        pytest.skip("numba keeps nothing here")
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    stale, fresh = (Path(folder) / f"compiled.{name}-0.py0.nbi" for name in ("stale", "fresh"))
-    for file in (stale, fresh):
-        file.touch()
-    os.utime(stale, (0, 0))
-    fast.kept_on_disk()
-    assert fresh.exists() and not stale.exists()
-    fresh.unlink()
+def test_code_made_from_other_files_is_forgotten(tmp_path: Path) -> None:
+    """Whether they are older or newer."""
+    folder, code = tmp_path / "not there yet", tmp_path / "not there yet" / "compiled.write-0.py0.nbi"
+    fast.forget_other_code(folder)
+    code.touch()
+    fast.forget_other_code(folder)
+    assert code.exists()
+    (folder / "compiled.made-from").write_text("[(1, 2)]", encoding="utf-8")
+    fast.forget_other_code(folder)
+    assert not code.exists()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no such device")

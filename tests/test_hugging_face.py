@@ -114,6 +114,21 @@ def test_the_guides_perplexity(
         assert found.json["guide_perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["shakespeare_char", "shakespeare_bpe", "gpt2", "llama"])
+def test_what_transformers_saves_again_is_read_again(
+    transformers: Any, tmp_path: Path, english: str, name: str
+) -> None:
+    checkpoint = saved(
+        tmp_path / "here.safetensors", validate(read_toml(DEFAULT_CONFIG.parent / f"{name}.toml")), english
+    )
+    write_folder(checkpoint, tmp_path / "there")
+    for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
+        kind.from_pretrained(tmp_path / "there").save_pretrained(tmp_path / "again")
+    again = find_checkpoint(tmp_path / "again")
+    assert same_bits(again.tensors("model"), checkpoint.tensors("model"))
+    assert again.tokenizer == checkpoint.tokenizer
+
+
 def test_the_tutorial_is_named_with_what_to_train_instead(tmp_path: Path, english: str) -> None:
     config = validate(read_toml(DEFAULT_CONFIG.parent / "tutorial.toml"))
     checkpoint = saved(tmp_path / "here.safetensors", config, english)

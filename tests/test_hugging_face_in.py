@@ -93,6 +93,7 @@ def _edit(folder: Path, name: str, **changes: Any) -> None:
         (lambda f: _index(f, "model-2-of-2.safetensors"), "model-2-of-2.safetensors is missing, a part of the weights"),
         (lambda f: _edit(f, "tokenizer.json", normalizer={"type": "NFC"}), "it changes the text first (normalizer)"),
         (lambda f: _edit(f, "tokenizer.json", post_processor={"type": "RobertaProcessing"}), "tokens around each text"),
+        (lambda f: _edit(f, "tokenizer.json", post_processor=_begins_with(0)), "tokens around each text"),
         (lambda f: _bpe(f, end_of_word_suffix="</w>"), "it marks parts of words (end_of_word_suffix = '</w>')"),
         (lambda f: _bpe(f, type="WordPiece"), "it is of the kind WordPiece, no BPE"),
         (lambda f: _bpe(f, vocab={}), "parts that a byte-level BPE has are missing or of another kind"),
@@ -110,6 +111,11 @@ def test_folders_that_can_not_be_read(folder: Path, spoil: Callable[[Path], obje
 def _bpe(folder: Path, **changes: Any) -> None:
     model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     _edit(folder, "tokenizer.json", model=model | changes)
+
+
+def _begins_with(token: int) -> dict[str, Any]:
+    single = [{"SpecialToken": {"id": str(token), "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    return {"type": "TemplateProcessing", "single": single}
 
 
 def _index(folder: Path, name: str) -> None:

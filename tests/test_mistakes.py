@@ -107,7 +107,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(
         (("--temperature", "nan"), "temperature = nan: must be"),
         (("--temperature", "hot"), "argument --temperature: invalid float value: 'hot'"),
         (("--top-p", "0"), "top_p = 0.0: must be above 0"),
-        (("--max-new-tokens", "-1"), "--max-new-tokens = -1: must be at least 0"),
+        (("--max-new-tokens", "-1"), "max_new_tokens = -1: must be a whole number of at least 0"),
         (("--num-samples", "0"), "--num-samples = 0: must be at least 1"),
         (("--seed", "-1"), "seed = -1: must be"),
         (("--stop", ""), "a stop string is empty"),

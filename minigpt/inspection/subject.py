@@ -95,6 +95,8 @@ def sequences(subject: Subject, options: argparse.Namespace) -> Sequences:
     """
     count, length = asked_size(subject, options)
     if options.repeated is not None:
+        if options.encoding or options.unseen:
+            raise UserError("--repeated: no text is read; leave out --encoding and --unseen")
         return Sequences(repeated(subject, options.repeated, count))
     asked = asked_text(options, subject.checkpoint, subject.tokenizer)
     name, tokens = asked.name, asked.tokens

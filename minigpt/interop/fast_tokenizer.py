@@ -122,7 +122,7 @@ def _read_fast(spec: Mapping[str, Any], end: int, size: int) -> tuple[Tokenizer,
         if model.get(key):
             raise UserError(f"it marks parts of words ({key} = {model[key]!r})")
     after: Mapping[str, Any] = spec.get("post_processor") or {"type": "ByteLevel"}
-    if any(step["type"] != "ByteLevel" for step in after.get("processors", [after])):
+    if any(_adds_tokens(step) for step in after.get("processors", [after])):
         raise UserError("it puts tokens around each text (post_processor)")
     if read := [entry["content"] for entry in spec.get("added_tokens", ()) if not entry["special"]]:
         raise UserError(f"it has words of its own beside the merges ({read[0]!r} in added_tokens)")
@@ -148,6 +148,13 @@ def _read_fast(spec: Mapping[str, Any], end: int, size: int) -> tuple[Tokenizer,
     characters = b"".join(own[256 if fallback else 0 :]).decode()
     unseen = "replace" if model.get("unk_token") else "stop"
     return CharTokenizer(characters, byte_fallback=fallback, unseen=unseen), theirs
+
+
+def _adds_tokens(step: Mapping[str, Any]) -> bool:
+    """Whether a step after the merges changes the ids; transformers writes a template of the text alone."""
+    if step["type"] == "TemplateProcessing":
+        return any("Sequence" not in part for part in step["single"])
+    return step["type"] != "ByteLevel"
 
 
 def _pattern(pre_tokenizer: Mapping[str, Any]) -> str:

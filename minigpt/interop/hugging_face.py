@@ -9,10 +9,10 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError, deserialize
@@ -29,6 +29,7 @@ from minigpt.normal_form import from_checkpoint, from_tensors
 from minigpt.tokenizer import LARGEST_VOCAB, tokenizer_from_dict
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Read = TypeVar("Read")
 FINE_TUNING = {"name": "adamw", "lr": 3e-4, "warmup_steps": 20, "weight_decay": 0.1}  # for weights from elsewhere
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 _MASKS = re.compile(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)|.*\.rotary_emb\.inv_freq")  # no weights
@@ -117,7 +118,7 @@ def read_folder(folder: Path, which: str) -> FolderCheckpoint:
     """
     if which not in ("best", "last", "0"):
         raise UserError(f"{folder}: no checkpoint of step {which}; a Hugging Face folder holds one, step 0")
-    values = _json(folder, "config.json")
+    values = _told_of(folder, lambda: _json(folder, "config.json"))
     try:
         layout, model = model_values(values)
     except UserError as error:
@@ -129,10 +130,8 @@ def read_folder(folder: Path, which: str) -> FolderCheckpoint:
     end, size = _end(folder, values), values.get("vocab_size")
     if not isinstance(size, int) or not 2 <= size <= LARGEST_VOCAB:
         raise UserError(f"{folder / 'config.json'}: vocab_size = {size}: must be from 2 to {LARGEST_VOCAB}")
-    try:
-        tokenizer, rows = read_fast(_json(folder, "tokenizer.json"), end, size)
-    except UserError as error:
-        raise UserError(f"{folder / 'tokenizer.json'}: {error}") from None
+    spec = _told_of(folder, lambda: _json(folder, "tokenizer.json"))
+    tokenizer, rows = _told_of(folder / "tokenizer.json", lambda: read_fast(spec, end, size))
     return FolderCheckpoint(
         path=folder,
         step=0,
@@ -160,17 +159,25 @@ def _config(folder: Path, model: Mapping[str, Any], tokenizer: str, size: int) -
         raise UserError(f"{folder / 'config.json'}: " + "; ".join(str(error).splitlines())) from None
 
 
+def _told_of(path: Path, read: Callable[[], Read]) -> Read:
+    """What ``read`` gives; the path stands in front of what it complains of."""
+    try:
+        return read()
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
 def _json(folder: Path, name: str) -> dict[str, Any]:
     try:
         values = json.loads((folder / name).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(
-            f"{folder / name}: {error.strerror or error}; a Hugging Face folder with a fast tokenizer has this file"
+            f"{name}: {error.strerror or error}; a Hugging Face folder with a fast tokenizer has this file"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{folder / name}: not valid JSON ({error})") from None
+        raise UserError(f"{name}: not valid JSON ({error})") from None
     if not isinstance(values, dict):
-        raise UserError(f"{folder / name}: not a JSON object")
+        raise UserError(f"{name}: not a JSON object")
     return values
 
 
@@ -178,7 +185,7 @@ def _end(folder: Path, values: Mapping[str, Any]) -> int:
     """The id that ends a text there."""
     end = values.get("eos_token_id")
     if end is None and (folder / "generation_config.json").is_file():
-        end = _json(folder, "generation_config.json").get("eos_token_id")
+        end = _told_of(folder, lambda: _json(folder, "generation_config.json")).get("eos_token_id")
     end = end[0] if isinstance(end, list) and end else end
     if not isinstance(end, int):
         raise UserError(f"{folder / 'config.json'}: eos_token_id = {end!r}: must be the id that ends a text")
@@ -202,7 +209,7 @@ def _weights(folder: Path) -> dict[str, Array]:
         try:
             entries = deserialize(path.read_bytes())
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{path.name} is damaged ({error})") from None
+            raise UserError(f"{path.name} is damaged ({getattr(error, 'strerror', None) or error})") from None
         tensors |= {name: _array(name, entry) for name, entry in entries}
     if "wte.weight" in tensors:  # of the class without a head
         tensors = {f"transformer.{name}": array for name, array in tensors.items()}
