@@ -22,7 +22,7 @@ from minigpt.normal_form import Array
 from minigpt.packed import APART, GELU, GELU_TANH, PANEL, RELU2, SWIGLU, Crew, Desk, Flags, Law, Model, Outside
 from minigpt.plain import GELU_CUBIC, GELU_SLOPE, LAYER_NORM_EPSILON, RMS_NORM_EPSILON
 from minigpt.sampling import LARGEST
-from minigpt.vectors import WIDTH, add_to, load, plus, sum_of, tell, told, zeros
+from minigpt.vectors import WIDTH, add, add_to, fma, load, tell, told, zeros
 
 TOGETHER = 4  # tokens, for which a weight is read once
 # Sums in any order, so that they run in vectors; what is not finite stays so (numba's True would allow to lose it).
@@ -85,10 +85,10 @@ def _add_tile(x: Array, weight: Array, y: Array, token: int, panel: int) -> None
     for i in range(weight.shape[1]):
         w0, w1 = load(weight, place), load(weight, place + WIDTH)
         w2, w3 = load(weight, place + 2 * WIDTH), load(weight, place + 3 * WIDTH)
-        a0, a1, a2, a3 = plus(a0, x0[i], w0), plus(a1, x0[i], w1), plus(a2, x0[i], w2), plus(a3, x0[i], w3)
-        b0, b1, b2, b3 = plus(b0, x1[i], w0), plus(b1, x1[i], w1), plus(b2, x1[i], w2), plus(b3, x1[i], w3)
-        c0, c1, c2, c3 = plus(c0, x2[i], w0), plus(c1, x2[i], w1), plus(c2, x2[i], w2), plus(c3, x2[i], w3)
-        d0, d1, d2, d3 = plus(d0, x3[i], w0), plus(d1, x3[i], w1), plus(d2, x3[i], w2), plus(d3, x3[i], w3)
+        a0, a1, a2, a3 = fma(a0, x0[i], w0), fma(a1, x0[i], w1), fma(a2, x0[i], w2), fma(a3, x0[i], w3)
+        b0, b1, b2, b3 = fma(b0, x1[i], w0), fma(b1, x1[i], w1), fma(b2, x1[i], w2), fma(b3, x1[i], w3)
+        c0, c1, c2, c3 = fma(c0, x2[i], w0), fma(c1, x2[i], w1), fma(c2, x2[i], w2), fma(c3, x2[i], w3)
+        d0, d1, d2, d3 = fma(d0, x3[i], w0), fma(d1, x3[i], w1), fma(d2, x3[i], w2), fma(d3, x3[i], w3)
         place += PANEL
     _add_panel(y[token], panel, a0, a1, a2, a3)
     _add_panel(y[token + 1], panel, b0, b1, b2, b3)
@@ -114,8 +114,8 @@ def _add_product(x: Array, inputs: Any, weight: Array, y: Array, first: int, las
         a = b = c = d = zeros()
         for i in inputs:
             place = (panel * weight.shape[1] + i) * PANEL
-            a, b = plus(a, x[i], load(weight, place)), plus(b, x[i], load(weight, place + WIDTH))
-            c, d = plus(c, x[i], load(weight, place + 2 * WIDTH)), plus(d, x[i], load(weight, place + 3 * WIDTH))
+            a, b = fma(a, x[i], load(weight, place)), fma(b, x[i], load(weight, place + WIDTH))
+            c, d = fma(c, x[i], load(weight, place + 2 * WIDTH)), fma(d, x[i], load(weight, place + 3 * WIDTH))
         _add_panel(y, panel, a, b, c, d)
 
 
@@ -164,14 +164,14 @@ def _add_weighted(weights: Array, rows: Array, y: Array) -> None:
         a = b = c = d = zeros()
         place = n * rows.shape[1] * WIDTH
         for s in range(0, whole, 4):
-            a, b = plus(a, weights[s], load(rows, place)), plus(b, weights[s + 1], load(rows, place + WIDTH))
-            c = plus(c, weights[s + 2], load(rows, place + 2 * WIDTH))
-            d = plus(d, weights[s + 3], load(rows, place + 3 * WIDTH))
+            a, b = fma(a, weights[s], load(rows, place)), fma(b, weights[s + 1], load(rows, place + WIDTH))
+            c = fma(c, weights[s + 2], load(rows, place + 2 * WIDTH))
+            d = fma(d, weights[s + 3], load(rows, place + 3 * WIDTH))
             place += 4 * WIDTH
         for s in range(whole, len(weights)):
-            a = plus(a, weights[s], load(rows, place))
+            a = fma(a, weights[s], load(rows, place))
             place += WIDTH
-        add_to(y, n * WIDTH, sum_of(sum_of(a, b), sum_of(c, d)))
+        add_to(y, n * WIDTH, add(add(a, b), add(c, d)))
 
 
 @_compiled

@@ -49,7 +49,7 @@ def load(_typing: Any, array: Any, place: Any) -> Any:
     """The sixteen numbers from ``place`` on of an array without gaps, counted through all its axes."""
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        numbers = builder.load(_sixteen(context, builder, signature, values))
+        numbers = builder.load(_vector_pointer(context, builder, signature, values))
         numbers.align = array.dtype.bitwidth // 8
         return numbers
 
@@ -61,7 +61,7 @@ def add_to(_typing: Any, array: Any, place: Any, numbers: Any) -> Any:
     """Add sixteen numbers to those from ``place`` on of an array without gaps, counted through all its axes."""
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        pointer = _sixteen(context, builder, signature, values)
+        pointer = _vector_pointer(context, builder, signature, values)
         before = builder.load(pointer)
         stored = builder.store(builder.fadd(before, values[2]), pointer)
         before.align = stored.align = array.dtype.bitwidth // 8
@@ -71,8 +71,8 @@ def add_to(_typing: Any, array: Any, place: Any, numbers: Any) -> Any:
 
 
 @intrinsic
-def plus(_typing: Any, total: Any, number: Any, numbers: Any) -> Any:
-    """total + number · numbers."""
+def fma(_typing: Any, total: Any, number: Any, numbers: Any) -> Any:
+    """total + number · numbers, the fused multiply-add."""
 
     def build(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         undefined, index = ir.Constant(_LLVM_VECTOR, ir.Undefined), ir.IntType(32)
@@ -84,7 +84,7 @@ def plus(_typing: Any, total: Any, number: Any, numbers: Any) -> Any:
 
 
 @intrinsic
-def sum_of(_typing: Any, a: Any, b: Any) -> Any:
+def add(_typing: Any, a: Any, b: Any) -> Any:
     """a + b, two vectors."""
 
     def build(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
@@ -98,7 +98,7 @@ def told(_typing: Any, array: Any, i: Any) -> Any:
     """``array[i]`` as another thread told it; what that thread wrote before is then there to read."""
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.load_atomic(_place(context, builder, signature, values), "acquire", 8)
+        return builder.load_atomic(_pointer(context, builder, signature, values), "acquire", 8)
 
     return types.int64(array, types.intp), build
 
@@ -108,18 +108,18 @@ def tell(_typing: Any, array: Any, i: Any, value: Any) -> Any:
     """``array[i] = value``, after all that this thread has written before."""
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        builder.store_atomic(values[2], _place(context, builder, signature, values), "release", 8)
+        builder.store_atomic(values[2], _pointer(context, builder, signature, values), "release", 8)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, types.int64), build
 
 
-def _place(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+def _pointer(context: Any, builder: Any, signature: Any, values: Any) -> Any:
     array = context.make_array(signature.args[0])(context, builder, values[0])
     return cgutils.get_item_pointer(context, builder, signature.args[0], array, [values[1]], wraparound=False)
 
 
-def _sixteen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+def _vector_pointer(context: Any, builder: Any, signature: Any, values: Any) -> Any:
     array = context.make_array(signature.args[0])(context, builder, values[0])
     return builder.bitcast(builder.gep(array.data, [values[1]]), _LLVM_VECTOR.as_pointer())
 

@@ -9,7 +9,7 @@
   benchmark.py startup               seconds until help, first step, first token
   benchmark.py tokens --megabytes 300   text to token ids: MB a second, memory
   benchmark.py page                  the explorer's page in a browser
-  benchmark.py growth                a step against size, context, batch, threads
+  benchmark.py growth                a step against size, context, batch, cores
 
 Contenders take turns; medians and quartiles are shown. Figures taken while
 other programs computed are marked as no claim, with exit code 1. Options of
@@ -72,7 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     choices = ["default", "tales", "train", "step", "decode", "startup", "tokens", "growth", "curve", "page"]
-    parser.add_argument("what", choices=choices, help="what to measure")
+    parser.add_argument("what", choices=choices, metavar="WHAT", help="what to measure: one of those above")
     parser.add_argument("--nanogpt", type=Path, metavar="DIR", help="compare with this checkout of karpathy/nanoGPT")
     parser.add_argument("--transformers", action="store_true", help="decode: compare with transformers, if installed")
     parser.add_argument("--size", choices=["0.8M", "10.6M"], help="decode: networks of this size alone")
