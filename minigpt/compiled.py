@@ -350,7 +350,7 @@ def read(
                 x[t, i] = outside.token_table[tokens[t], i] + outside.position_table[places[t], i]
             if flags.embedding_norm:
                 _norm(x[t], outside.embedding_gain, outside.embedding_shift, flags, x[t])
-    meet(crew)
+    meet(crew)  # x is whole, as at the end of each layer
     for i in range(n_layer):
         normed = _normed(x, layers.attn_gain[i], layers.attn_shift[i], flags)
         needed = max(0, n_token - len(desk.logits)) if i == n_layer - 1 else 0  # of the rest keys and values alone
@@ -364,7 +364,7 @@ def read(
             if t >= needed:
                 _attend(qkv, keys[text, i], values[text, i], outside, flags, place, split_heads[t], g0, g1)
         x, heads, up, gate = x[needed:], heads[needed:], up[needed:], gate[needed:]
-        meet(crew)
+        meet(crew)  # all heads are there, and nobody reads x any more
         _add_linear(heads, layers.output_weight[i], layers.output_bias[i], x, d0, d1)
         meet(crew)
         normed = _normed(x, layers.mlp_gain[i], layers.mlp_shift[i], flags)
@@ -374,7 +374,7 @@ def read(
         for t in range(len(up)):
             mine = slice(f0 * PANEL, f1 * PANEL)
             _activate(up[t, mine], gate[t, mine], flags.activation)
-        meet(crew)
+        meet(crew)  # all hidden numbers are there, and nobody reads x any more
         _add_linear(up, layers.down_weight[i], layers.down_bias[i], x, d0, d1, flags.sparse)
         meet(crew)
     last = _normed(x, outside.final_gain, outside.final_shift, flags)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # What NumPy needs for a token, measured on two cores of an AMD EPYC: so long at least, and so long for each weight.
 NUMPY_SECONDS, NUMPY_SECONDS_PER_WEIGHT = 2.4e-4, 2.6e-10
-# A text for which it needs longer is worth loading compiled code (0.5 s), or compiling it (5 to 10 s).
+# A text for which it needs longer is worth loading compiled code (0.5 s), or compiling it (12 s).
 WORTH_LOADING, WORTH_COMPILING = 1.0, 10.0
 
 

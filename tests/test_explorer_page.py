@@ -137,6 +137,26 @@ def test_all_can_be_reached_by_keyboard(opened: Any) -> None:
     assert set(TOGGLED) <= reached
 
 
+def test_arrows_turn_to_the_next_tab(opened: Any) -> None:
+    opened.evaluate("() => app.set({ tab: 'look' })")
+    names = [
+        name.removeprefix("tab-") for name in opened.eval_on_selector_all("[role=tab]", "all => all.map(t => t.id)")
+    ]
+    opened.locator("#tab-look").focus()
+    for key, at in (
+        ("ArrowRight", 1),
+        ("ArrowLeft", 0),
+        ("ArrowLeft", -1),
+        ("ArrowRight", 0),
+        ("End", -1),
+        ("Home", 0),
+    ):
+        opened.keyboard.press(key)
+        opened.wait_for_function("name => app.state.tab === name", arg=names[at])
+        opened.wait_for_function("name => document.activeElement.id === `tab-${name}`", arg=names[at])
+    assert opened.locator("[role=tab][tabindex='0']").count() == 1 < len(names)
+
+
 def test_the_address_brings_the_view_back(opened: Any) -> None:
     opened.evaluate("() => app.set({ layer: 0, head: 1, row: 3, step: 5, hide: '1' })")
     opened.wait_for_timeout(250)
